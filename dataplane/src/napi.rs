@@ -56,14 +56,14 @@ impl Napi {
     /// # Errors
     /// What the kernel answers: one before 6.7 has no such family.
     pub fn new(id: u32) -> io::Result<Napi> {
-        let mut socket = open(NETLINK_GENERIC)?;
+        let socket = open(NETLINK_GENERIC)?;
         let name = GenlCtrlAttrs::FamilyName(NetdevNapi::family_name().to_owned());
         let request = GenlMessage::from_payload(GenlCtrl {
             cmd: GenlCtrlCmd::GetFamily,
             nlas: vec![name],
         });
         let mut answers = Vec::new();
-        ask(&mut socket, &request, 0, &mut answers)?;
+        ask(&socket, &request, 0, &mut answers)?;
         let mut attributes = answers.into_iter().flat_map(|answer| answer.into_parts().1.nlas);
         let family = attributes.find_map(|attribute| match attribute {
             GenlCtrlAttrs::FamilyId(family) => Some(family),
@@ -134,7 +134,7 @@ impl Napi {
     fn ask(&mut self, command: u8, attributes: &[(u16, u64)], flags: u16) -> io::Result<Vec<NetdevNapi>> {
         let request = self.message(command, attributes);
         let mut answers = Vec::new();
-        ask(&mut self.socket, &request, flags, &mut answers)?;
+        ask(&self.socket, &request, flags, &mut answers)?;
         Ok(answers.into_iter().map(|answer| answer.into_parts().1).collect())
     }
 }

@@ -3,7 +3,10 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use lm_cards::{Demand, Facts, Interface, Obstacle, chunk_len_for, judge, rx_ring_len};
+use lm_cards::{
+    Demand, Facts, Interface, JournalError, Obstacle, Shaping, ShapingError, chunk_len_for, judge,
+    rx_ring_len,
+};
 use lm_ebpf::CpuCheck;
 use lm_protocol::geometry::MIN_MTU;
 use lm_protocol::session::Admit;
@@ -50,6 +53,11 @@ impl Endpoint {
             return opened.into_endpoint(site.device, &site.shape, site.warnings, admit);
         }
         let mut site = Site::look(config)?;
+        // What a real-time program left that was killed would hold the kernel's packets back for ever.
+        match Shaping::recover(&site.interface) {
+            Ok(_) | Err(ShapingError::Journal(JournalError::InUse { .. })) => {}
+            Err(error) => site.warnings.push(error.to_string()),
+        }
         let opened = match config.link.mode {
             ModeRequest::ZeroCopy => Opened::zero_copy(config, &site)?,
             ModeRequest::Copy | ModeRequest::Generic => Opened::copy(config, &mut site)?,

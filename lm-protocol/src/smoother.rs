@@ -199,6 +199,8 @@ pub struct Rate {
     depth: i64,
     /// λ; at `paper` the mean.
     credits_per_second: u32,
+    /// Of these, what leaves elsewhere and takes no credits.
+    elsewhere_per_second: u32,
     /// Until the refresh after the next one.
     refresh_period: Duration,
 }
@@ -214,8 +216,16 @@ impl Rate {
                 Law::Paper => of_period,
                 Law::Paced => of_period.clamp(least, most),
             },
+            elsewhere_per_second: 0,
             refresh_period: parameters.refresh_period,
         }
+    }
+
+    /// What is left of λ here, positive.
+    #[inline]
+    fn here_per_second(&self) -> u32 {
+        let left = self.credits_per_second.saturating_sub(self.elsewhere_per_second);
+        left.max(1)
     }
 
     /// λ: credits, and so packets, in a second.
@@ -281,7 +291,7 @@ impl Credits {
             return;
         }
         let elapsed_ns = now.as_nanos() - self.filled.as_nanos();
-        let brought = elapsed_ns.saturating_mul(u64::from(rate.credits_per_second));
+        let brought = elapsed_ns.saturating_mul(u64::from(rate.here_per_second()));
         let brought = i64::try_from(brought).unwrap_or(i64::MAX);
         self.billionths = self.billionths.saturating_add(brought).min(rate.burst());
         self.filled = now;
@@ -290,7 +300,9 @@ impl Credits {
     /// The refresh that was due. Returns the debt that it forgives, in billionths.
     fn refresh(&mut self, rate: &Rate, now: Time) -> i64 {
         if rate.law == Law::Paper {
-            self.billionths = rate.depth.min(self.billionths.saturating_add(rate.depth));
+            let here = i128::from(rate.depth) * i128::from(rate.here_per_second());
+            let brought = (here / i128::from(rate.credits_per_second.max(1))) as i64; // at most CBD
+            self.billionths = rate.depth.min(self.billionths.saturating_add(brought));
         }
         self.next_refresh += rate.refresh_period;
         if self.next_refresh <= now {
@@ -344,7 +356,7 @@ impl Credits {
         if rate.law == Law::Paper {
             return Some(self.next_refresh);
         }
-        let wait_ns = (lacking as u64).div_ceil(u64::from(rate.credits_per_second)); // positive
+        let wait_ns = (lacking as u64).div_ceil(u64::from(rate.here_per_second())); // positive
         let next = self.filled + Duration::from_nanos(wait_ns);
         Some(if self.others <= 0 {
             next.min(self.next_refresh)
@@ -470,6 +482,12 @@ impl Smoother {
     /// `paced` does not raise a rate that nobody waits for: it would know nothing of the port when all of it is used at once.
     pub fn others_wait(&mut self) {
         self.credits.is_wanted = true;
+    }
+
+    /// So many packets a second leave elsewhere, which do not [take](Smoother::take) credits: the rest of λ is for those that do.
+    pub fn set_elsewhere(&mut self, packets_per_second: u32, now: Time) {
+        self.advance(now);
+        self.rate.elsewhere_per_second = packets_per_second;
     }
 
     /// Makes the refresh that is due, and lets credits come. All that is told the time does that; a timer has to where nothing leaves.

@@ -2,18 +2,19 @@
 //!
 //! Built on an endpoint's extension points alone: packets leave by a [`Flow`](lm_dataplane::Flow), ahead of messages, and come to a
 //! [`Handler`](lm_dataplane::Handler); reports go back the same way, and a [`Shaper`](lm_dataplane::Shaper) asks the smoother for
-//! everything that is not real-time.
+//! everything that is not real-time. What the kernel sends on the interface gets what that leaves ([`RealTime::hold_kernel`]).
 //!
 //! ```no_run
 //! use std::num::NonZeroU64;
 //! use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig};
 //! use lm_protocol::smoother::Parameters;
-//! use lm_realtime::{RealTime, SendOptions, SocketConfig};
+//! use lm_realtime::{Foreign, RealTime, SendOptions, SocketConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut endpoint = Endpoint::open(&EndpointConfig { interface: "eth1".into(), ..EndpointConfig::default() })?;
 //! let link = Parameters::of_link(NonZeroU64::new(100_000_000).unwrap(), 1514);
 //! let real_time = RealTime::new(&mut endpoint, Some(link), lm_realtime::monotonic)?;
+//! real_time.hold_kernel("eth1", Foreign::Keep);
 //! let mut socket = real_time.socket(5000, &SocketConfig::default())?;
 //! let peer = endpoint.connect("10.0.0.2:7168".parse()?, &ConnectOptions::default())?;
 //! socket.connect(&mut endpoint, peer, 5000)?;
@@ -27,11 +28,13 @@
 //! ```
 
 mod incoming;
+mod kernel;
 mod outgoing;
 mod receiving;
 mod sending;
 mod socket;
 
+pub use lm_cards::{Foreign, Traffic};
 pub use socket::{
     Info, OpenError, RealTime, RtMessage, RtSocket, SendError, SendOptions, SocketConfig, Statistics,
     monotonic,

@@ -177,13 +177,12 @@ impl Handler for Reports {
             self.0.refused_reports.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        if let Some(smoother) = &self.0.smoother {
-            let smoother = &mut *locked(smoother);
+        self.0.tell(|smoother| {
             if lost > 0 {
                 smoother.lost(lost, now);
             }
             smoother.delayed(report.delay_max, now);
-        }
+        });
     }
 }
 
@@ -212,12 +211,22 @@ impl Shaper for Smoothed {
             }
             Class::Small | Class::Bulk => smoother.take(packets, now),
         });
-        taken.unwrap_or(packets)
+        let taken = taken.unwrap_or(packets);
+        if taken < packets {
+            self.hub.others_wait();
+        }
+        taken
     }
 
     fn signal(&mut self, signal: Signal) {
         match signal {
-            Signal::Left { allowed, packets, .. } => {
+            Signal::Left {
+                class,
+                allowed,
+                packets,
+                ..
+            } => {
+                self.hub.left(class, packets);
                 self.with(|smoother| match allowed.checked_sub(packets) {
                     Some(unused) => smoother.give_back(unused),
                     // Control packets were not asked for.
@@ -226,7 +235,7 @@ impl Shaper for Smoothed {
             }
             // Those of messages: their receivers asked for them again.
             Signal::Lost { packets, .. } => {
-                self.with(|smoother| smoother.lost(packets, self.asked));
+                self.hub.tell(|smoother| smoother.lost(packets, self.asked));
             }
             _ => {}
         }

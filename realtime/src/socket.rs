@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
+use lm_cards::{Foreign, Traffic};
 use lm_dataplane::port::Port;
-use lm_dataplane::{Endpoint, FlowError, FlowId, FlowSpec, HandlerError, Message, PeerId, Scope};
+use lm_dataplane::{Class, Endpoint, FlowError, FlowId, FlowSpec, HandlerError, Message, PeerId, Scope};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, ParametersError, Smoother};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, RealTimePacket, TYPE_REALTIME, TYPE_RT_REPORT};
 
+use crate::kernel::{Departures, Follower, Kernel};
 use crate::outgoing::Outgoing;
 use crate::receiving::Receiving;
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
@@ -42,6 +44,12 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Hub {
     pub(crate) clock: Box<dyn Fn() -> Time + Send + Sync>,
     pub(crate) smoother: Option<Mutex<Smoother>>,
+    /// What time it was for the endpoint, whose time the smoother goes by, and when.
+    begun: (Time, Instant),
+    /// Packets that left: real-time and control packets, and others; whether others wait for credits.
+    left: [AtomicU64; 2],
+    others_wait: AtomicBool,
+    kernel: Mutex<Kernel>,
     /// Receiving sockets by their numbers, and flows that are sent. Locked in the endpoint's rounds, and where sockets open and close.
     pub(crate) sockets: Mutex<BTreeMap<u16, Arc<Queues>>>,
     pub(crate) flows: Mutex<Vec<(PeerId, Arc<Sent>)>>,
@@ -54,6 +62,62 @@ impl fmt::Debug for Hub {
         f.debug_struct("Hub")
             .field("smoother", &self.smoother)
             .finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// The endpoint's time, for another thread.
+    pub(crate) fn now(&self) -> Time {
+        self.begun.0 + self.begun.1.elapsed()
+    }
+
+    /// What has left so far, and whether others have waited since this was asked last.
+    pub(crate) fn departures(&self) -> Departures {
+        // Relaxed: each is right for itself.
+        let [first, others] = self.left.each_ref().map(|count| count.load(Ordering::Relaxed));
+        Departures {
+            first,
+            others,
+            others_wait: self.others_wait.swap(false, Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn left(&self, class: Class, packets: u32) {
+        let count = &self.left[usize::from(class > Class::RealTime)];
+        count.fetch_add(packets.into(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn others_wait(&self) {
+        self.others_wait.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn credits_per_second(&self) -> Option<u32> {
+        let smoother = self.smoother.as_ref()?;
+        Some(locked(smoother).rate().credits_per_second())
+    }
+
+    /// The smoother hears of losses or delays. Whoever follows its rate is woken where that has changed.
+    pub(crate) fn tell(&self, what: impl FnOnce(&mut Smoother)) {
+        let Some(smoother) = &self.smoother else { return };
+        let mut smoother = locked(smoother);
+        let before = smoother.rate();
+        what(&mut smoother);
+        let has_changed = smoother.rate() != before;
+        drop(smoother);
+        if has_changed {
+            locked(&self.kernel).wake();
+        }
+    }
+
+    /// Makes the refresh that is due: the rate now, and when the next one is. The kernel sends `kernels_per_second`; `they_wait`: more would leave.
+    pub(crate) fn refreshed(&self, now: Time, kernels_per_second: u32, they_wait: bool) -> (u32, Time) {
+        let smoother = self.smoother.as_ref().expect("it is followed");
+        let mut smoother = locked(smoother);
+        smoother.set_elsewhere(kernels_per_second, now);
+        if they_wait {
+            smoother.others_wait();
+        }
+        (smoother.rate().credits_per_second(), smoother.next_refresh())
     }
 }
 
@@ -225,6 +289,10 @@ impl RealTime {
         let hub = Arc::new(Hub {
             clock: Box::new(clock),
             smoother: smoother.map(Mutex::new),
+            begun: (endpoint.status().now(), Instant::now()),
+            left: Default::default(),
+            others_wait: AtomicBool::new(false),
+            kernel: Mutex::default(),
             sockets: Mutex::default(),
             flows: Mutex::default(),
             refused_packets: AtomicU64::new(0),
@@ -246,6 +314,24 @@ impl RealTime {
             endpoint.extensions().shape(Scope::Port, Some(Box::new(smoothed)));
         }
         Ok(RealTime(hub))
+    }
+
+    /// Has what the kernel sends on an interface of the calling thread's network namespace, the endpoint's, follow the smoother, too: from
+    /// the next socket that is opened to the last that is dropped it has the rate that LM's own packets leave, in a class of HTB, and the
+    /// kernel's packets marked EF (DSCP 46) are never held back. Then the interface is as before.
+    ///
+    /// That takes CAP_NET_ADMIN and a kernel with HTB. Where it cannot be had, or an administrator has set a root qdisc that is to stay, the
+    /// kernel's traffic is not held back, and a warning (`tracing`) says why, once.
+    pub fn hold_kernel(&self, interface: &str, foreign: Foreign) {
+        if self.0.smoother.is_some() {
+            locked(&self.0.kernel).want(interface, foreign);
+        }
+    }
+
+    /// What of the kernel's traffic has left, and what waits, at the last refresh; `None`: it does not follow the smoother.
+    pub fn kernel_traffic(&self) -> Option<Traffic> {
+        let running = locked(&self.0.kernel).running()?;
+        Some(running.traffic())
     }
 
     /// A socket with this number.
@@ -270,7 +356,10 @@ impl RealTime {
             same_host: config.same_host,
         });
         sockets.insert(port, Arc::clone(&queues));
+        drop(sockets);
+        let follower = locked(&self.0.kernel).follow(&self.0);
         Ok(RtSocket {
+            _follower: follower,
             hub: Arc::clone(&self.0),
             queues,
             port,
@@ -282,8 +371,7 @@ impl RealTime {
 
     /// Credits a second that the smoother gives to what is not real-time; `None`: there is no smoother.
     pub fn credits_per_second(&self) -> Option<u32> {
-        let smoother = self.0.smoother.as_ref()?;
-        Some(locked(smoother).rate().credits_per_second())
+        self.0.credits_per_second()
     }
 }
 
@@ -296,6 +384,8 @@ pub struct RtSocket {
     config: SocketConfig,
     payload_max: usize,
     flow: Option<(FlowId, PeerId, Arc<Sent>)>,
+    /// The last socket takes it along.
+    _follower: Option<Arc<Follower>>,
 }
 
 impl RtSocket {

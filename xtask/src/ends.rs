@@ -2,6 +2,7 @@
 //! print what they have measured.
 
 use anyhow::{Context, Result};
+use lm_measure::rate::BitRate;
 use serde_json::{Value, json};
 
 use crate::bed::{INTERFACE, Side};
@@ -106,11 +107,44 @@ impl Timetable {
     }
 
     fn words(&self, side: &str, seed: u64) -> Vec<String> {
-        let timetable = json!({
-            "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
-        });
-        let task = json!({ "timetable": timetable });
+        let task = json!({ "timetable": self.to_json(seed) });
         end(side, &spec("udp-blocking", task, self.size, self.port, "auto"))
+    }
+
+    fn to_json(self, seed: u64) -> Value {
+        json!({
+            "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
+        })
+    }
+}
+
+/// Messages of LM's real-time sockets by the clock, as long as a packet, from any number of near ends to one far end. A near one's smoother,
+/// if it has one, holds back what else its host sends.
+#[derive(Clone, Copy, Debug)]
+pub struct RealTime {
+    /// When they are due, at which far end; its `size` is a datagram's.
+    pub timetable: Timetable,
+    /// The law of the smoother, `paced` or `paper`, and the rate of the senders' links.
+    pub smoother: Option<(&'static str, BitRate)>,
+}
+
+impl RealTime {
+    /// Arguments of `lm-bench` for an end that sends, with gaps that this seed decides.
+    pub fn near(&self, seed: u64) -> Vec<String> {
+        self.words("near", seed)
+    }
+
+    /// Arguments of `lm-bench` for the end that receives, on the right host.
+    pub fn far(&self) -> Vec<String> {
+        self.words("far", 0)
+    }
+
+    fn words(&self, side: &str, seed: u64) -> Vec<String> {
+        let Timetable { size, port, .. } = self.timetable;
+        let smoother =
+            (self.smoother).map(|(law, BitRate(rate))| json!({"law": law, "bits_per_second": rate}));
+        let task = json!({"real-time": {"timetable": self.timetable.to_json(seed), "smoother": smoother}});
+        end(side, &spec("lm-sleeping", task, size, port, "copy"))
     }
 }
 

@@ -434,14 +434,19 @@ fn asked_by_code() -> Vec<Asked> {
     let all = comparisons.flat_map(|(suite, words, all)| all.into_iter().map(move |one| (suite, words, one)));
     all.flat_map(|(suite, words, comparison)| {
         let first = comparison.contenders.first().map_or("", |one| one.name);
-        let asked = comparison.targets.iter().map(|target| {
-            let of = target.of(first);
-            Asked {
-                key: format!("{suite}/{}/{of}", comparison.key),
-                what: format!("`bench {words}`, {}: {of}", comparison.title),
-                bound: target.bound(),
-                at_least: target.is_at_least(),
-            }
+        let own = (comparison.key, comparison.title, &comparison.targets[..]);
+        let columns = (comparison.columns.iter()).map(|column| (column.place, column.title, column.targets));
+        let all = std::iter::once(own).chain(columns);
+        let asked = all.flat_map(|(key, title, targets)| {
+            targets.iter().map(move |target| {
+                let of = target.of(first);
+                Asked {
+                    key: format!("{suite}/{key}/{of}"),
+                    what: format!("`bench {words}`, {title}: {of}"),
+                    bound: target.bound(),
+                    at_least: target.is_at_least(),
+                }
+            })
         });
         asked.collect::<Vec<_>>()
     })

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use xtask::bed::{Bed, BedConfig, Host, Launch, Port};
-use xtask::bench::table_4;
+use xtask::bench::{table_4, table_4_smoothed};
 use xtask::ends::Timetable;
 use xtask::workspace::Programs;
 
@@ -290,4 +290,45 @@ fn a_bed_with_a_slow_port_says_what_it_passes_and_leaves_nothing() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     child.wait().unwrap();
     assert!(namespaces_of(child.id()).is_empty());
+}
+
+/// On the same network others lose what they lose at their senders, and real time next to nothing.
+#[test]
+fn table_4_with_others_held_back_spares_real_time() {
+    let (true, Some(programs)) = (is_root(), programs()) else {
+        return;
+    };
+    let comparison = table_4_smoothed(BitRate(10_000_000), 3.0);
+    for name in ["LM, paced", "LM, others held by hand"] {
+        let contender = (comparison.contenders.iter())
+            .find(|one| one.name == name)
+            .unwrap();
+        let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
+        let report = &sample.report;
+        let columns = comparison.columns.iter().map(|column| column.place);
+        assert!(
+            columns
+                .clone()
+                .all(|place| report.pointer(place).is_some_and(Value::is_number)),
+            "{report}"
+        );
+        let number = |place: &str| report.pointer(place).unwrap().as_f64().unwrap();
+        assert!((320.0..=400.0).contains(&number("/real_time/due")), "{report}");
+        // Their queues are full: the kernel says so to who sends.
+        assert!(number("/others/refused") > 0.0, "{report}");
+        assert!(number("/others/lost_percent") > 5.0, "{report}");
+        assert!(
+            sample.value < number("/others/lost_percent") / 3.0,
+            "{name}: {report}"
+        );
+        let smoothed = report["real_time"]["smoothed"].as_array().unwrap();
+        assert_eq!(smoothed.len(), if name == "LM, paced" { 3 } else { 0 });
+        for one in smoothed {
+            assert!(one["dropped"].as_u64() > Some(0), "{one}");
+            assert!(
+                (40..=790).contains(&one["credits_least"].as_u64().unwrap()),
+                "{one}"
+            );
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! - [`Facts`], [`judge`], [`Obstacle`]: what forbids zero-copy mode on a machine, and what to do about it.
 //! - [`Probe`], [`footprint`]: what a driver writes beside a packet, which nobody tells.
 //! - [`Steering`]: which packets a card puts on a landing queue.
+//! - [`Shaping`]: at what rate the kernel's traffic leaves.
 //!
 //! None of it knows sockets, memory or the gate.
 #![deny(unsafe_code)]
@@ -15,15 +16,19 @@ pub mod footprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod interface;
+mod journal;
 mod netdev;
 pub mod netlink;
 mod pci;
 mod platform;
 mod probe;
+mod shaping;
 mod steering;
 
 pub use interface::{Interface, InterfaceAddress, InterfaceError};
+pub use journal::JournalError;
 pub use netdev::XdpFeatures;
 pub use platform::{Bounce, Demand, Facts, Obstacle, chunk_len_for, judge, rx_ring_len};
 pub use probe::Probe;
+pub use shaping::{Foreign, Shaping, ShapingError, Traffic};
 pub use steering::{Neighbouring, Steering, SteeringError};

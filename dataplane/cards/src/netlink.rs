@@ -26,7 +26,7 @@ pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage
     let mut result = Vec::new();
     for _ in 0..DUMP_ATTEMPTS {
         result.clear();
-        if ask(&mut open(NETLINK_ROUTE)?, request, NLM_F_DUMP, &mut result)? {
+        if ask(&open(NETLINK_ROUTE)?, request, NLM_F_DUMP, &mut result)? {
             break;
         }
     }
@@ -40,7 +40,7 @@ pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage
 /// What the kernel answers, or the socket; `NotFound` where it answers nothing.
 pub fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     let mut result = Vec::new();
-    ask(&mut open(NETLINK_ROUTE)?, request, 0, &mut result)?;
+    ask(&open(NETLINK_ROUTE)?, request, 0, &mut result)?;
     result
         .pop()
         .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
@@ -63,7 +63,7 @@ pub fn open(protocol: isize) -> io::Result<Socket> {
 /// # Errors
 ///
 /// What the kernel answers, or the socket.
-pub fn ask<M>(socket: &mut Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
+pub fn ask<M>(socket: &Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
 where
     M: NetlinkSerializable + NetlinkDeserializable + Clone,
     M::Error: std::error::Error + Send + Sync + 'static,

@@ -367,6 +367,36 @@ fn a_rate_that_nobody_waits_for_is_not_raised() {
 }
 
 #[test]
+fn what_leaves_elsewhere_is_not_for_those_that_ask() {
+    for law in [Law::Paced, Law::Paper] {
+        let mut smoother = Smoother::new(table_3(law), Time::ZERO).unwrap();
+        while smoother.take(100, Time::ZERO) > 0 {}
+        let taken_in_100_ms = |smoother: &mut Smoother, from: u64, elsewhere| {
+            smoother.set_elsewhere(elsewhere, Time::from_millis(from));
+            let taken = |tenth| smoother.take(100, Time::from_nanos((from * 10 + tenth) * 100_000));
+            (1..=1000).map(taken).sum::<u32>()
+        };
+        let mut part = |from, elsewhere| {
+            let taken = f64::from(taken_in_100_ms(&mut smoother, from, elsewhere));
+            taken / (f64::from(smoother.rate().credits_per_second()) / 10.0)
+        };
+        // λ rises meanwhile, and `paper` brings what a refresh does.
+        for (from, elsewhere, least, most) in [
+            (0, 0, 0.7, 1.01),
+            (100, 2000, 0.4, 0.75),
+            (200, 1_000_000, 0.0, 0.03),
+        ] {
+            let part = part(from, elsewhere);
+            assert!(
+                (least..=most).contains(&part),
+                "{law:?}, {elsewhere} elsewhere: {part}"
+            );
+        }
+        assert!(smoother.next().is_some_and(|next| next > Time::from_millis(300)));
+    }
+}
+
+#[test]
 fn a_deadline_moves_what_delay_is_a_signal() {
     let signalled_by = |deadline: Option<u64>, delay: u64| {
         let mut smoother = Smoother::new(table_3(Law::Paced), Time::ZERO).unwrap();

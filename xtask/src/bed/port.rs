@@ -18,7 +18,7 @@ use lm_measure::statistics::Summary;
 use rustix::process::setpriority_process;
 use serde_json::Value;
 
-use super::{Bed, BedConfig, Host, ip, switch};
+use super::{Bed, BedConfig, Host, INTERFACE, ip, switch};
 
 /// Preamble, checksum and gap of a frame on the wire; `tc` counts none of them.
 const ON_WIRE_LEN: u64 = 24;
@@ -74,7 +74,7 @@ pub struct Drops {
     pub port: u64,
     /// A cable's was.
     pub cables: u64,
-    /// A socket of the receiver had no room.
+    /// A socket of the receiver had no room, one of AF_XDP's included.
     pub sockets: u64,
 }
 
@@ -220,9 +220,12 @@ impl Bed {
 
     /// What has been dropped so far of what went to the receiver.
     pub fn drops(&self) -> Result<Drops> {
+        let of_xsk = format!("/sys/class/net/{INTERFACE}/statistics/rx_dropped");
+        let of_xsk: u64 = self.right.read_file(&of_xsk)?.trim().parse()?;
         let mut drops = Drops {
             sockets: socket_drops(&self.right.read_file("/proc/thread-self/net/snmp")?)
-                .context("the receiver's kernel counts no drops")?,
+                .context("the receiver's kernel counts no drops")?
+                + of_xsk,
             ..Drops::default()
         };
         let port = switch::port_of(&self.right);
@@ -234,6 +237,30 @@ impl Bed {
             }
         }
         Ok(drops)
+    }
+
+    /// Holds what the kernel of each sender sends to so many frames of full length a second, as one would by hand: HTB, with a queue of 50 ms.
+    ///
+    /// # Errors
+    /// No port, or no HTB.
+    pub fn hold_senders(&self, frames_per_s: f64) -> Result<()> {
+        self.slow_port()?;
+        let frame = frame_len(self.config.mtu) + ON_WIRE_LEN;
+        let rate = (frames_per_s * frame as f64) as u64; // bytes
+        let (burst, limit) = (2 * frame, (rate / 20).max(64 << 10));
+        let lines = [
+            format!("qdisc add dev {INTERFACE} root handle 1: htb default 2"),
+            format!(
+                "class add dev {INTERFACE} parent 1: classid 1:2 htb rate {rate}bps burst {burst} cburst {burst} \
+                 overhead {ON_WIRE_LEN} quantum {frame}"
+            ),
+            format!("qdisc add dev {INTERFACE} parent 1:2 bfifo limit {limit}"),
+        ];
+        for sender in self.senders() {
+            ip::tc(sender.name(), &lines)
+                .context("senders cannot be held; that needs a kernel with HTB (modprobe sch_htb)")?;
+        }
+        Ok(())
     }
 
     /// The buckets of port and cables as `tc -s -j` shows them.

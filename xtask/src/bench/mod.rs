@@ -25,7 +25,7 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-pub use rt::table_4;
+pub use rt::{table_4, table_4_smoothed};
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
@@ -234,6 +234,8 @@ pub struct Column {
     pub title: &'static str,
     /// Its unit.
     pub unit: Unit,
+    /// What is asked of the first contender by it.
+    pub targets: &'static [Target],
 }
 
 /// A comparison that has been measured.
@@ -319,7 +321,14 @@ impl Comparison {
                 contender.name
             ));
             let sample = Bed::new(&contender.bed).and_then(|bed| (contender.measure)(&bed, programs));
-            samples[index] = Some(sample.with_context(|| format!("{}: {}", self.title, contender.name))?);
+            let sample = sample.with_context(|| format!("{}: {}", self.title, contender.name))?;
+            progress(&format!(
+                "{}: {:.3} {}",
+                contender.name,
+                sample.value,
+                self.unit.name()
+            ));
+            samples[index] = Some(sample);
         }
         Ok(samples.into_iter().flatten().collect())
     }
@@ -352,7 +361,7 @@ impl Measured {
             results: results.collect::<Option<_>>()?,
             // They stand with what was measured.
             cores: Vec::new(),
-            targets: Vec::new(),
+            targets: column.targets.to_vec(),
         })
     }
 
@@ -468,7 +477,7 @@ impl Measured {
 pub fn all_comparisons() -> Vec<(&'static str, &'static str, Vec<Comparison>)> {
     vec![
         ("memory", "compare memory", vec![memory::one_gibibyte()]),
-        ("rt", "rt", vec![rt::table_4(rt::LINK, rt::SECONDS)]),
+        ("rt", "rt", rt::tables(rt::SECONDS)),
         ("share", "compare share", share::all()),
     ]
 }

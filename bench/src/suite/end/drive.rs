@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
+use super::real_time::Smoothed;
 use super::timetable::Offered;
 use super::watch::Progress;
 use super::{Arrival, End, Spec, Transport, cut_number};
@@ -53,6 +54,9 @@ pub struct Outcome {
     /// By a timetable, near: what became of it here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) offered: Option<Offered>,
+    /// By a timetable of real-time messages, near: what held others back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) smoothed: Option<Smoothed>,
     /// By a timetable, far: times from a datagram's sending to its arrival in nanoseconds, and how many had this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) delays: Vec<(u64, u64)>,

@@ -2,7 +2,7 @@
 //!
 //! Each system has an [`End`]; what is done with it (round trips, a stream, both at once) is written once ([`drive`]) and the same
 //! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*. Datagrams by a timetable
-//! ([`timetable`]) are the kernel's UDP alone, and told of where they were lost.
+//! ([`timetable`], [`real_time`]) are told of where they were lost.
 
 mod drive;
 mod lm;
@@ -10,6 +10,7 @@ mod meter;
 mod polling;
 #[cfg(feature = "peers")]
 mod quic;
+mod real_time;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
 mod sys;
 mod tcp;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::Meter;
+use real_time::Sending;
 use timetable::Timetable;
 
 use crate::cli::{DeliveryOption, Failure, Mode};
@@ -96,6 +98,8 @@ pub(crate) enum Task {
     },
     /// Datagrams one way, by the clock; of the kernel's UDP alone.
     Timetable(Timetable),
+    /// Messages one way, by the clock; of LM's real-time sockets alone.
+    RealTime(Sending),
 }
 
 /// What both ends of a measurement know.
@@ -281,6 +285,10 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             Side::Far => timetable::receive(&spec, timetable, ready),
         }
         .map_err(failed)?,
+        Task::RealTime(sending) => match args.side {
+            Side::Near => real_time::send(args, &spec, &sending)?,
+            Side::Far => real_time::receive(args, &spec, &sending, ready)?,
+        },
     };
     print(&outcome);
     Ok(())

@@ -58,7 +58,7 @@ pub(crate) struct Offered {
 }
 
 impl Timetable {
-    fn check(&self) -> io::Result<()> {
+    pub(super) fn check(&self) -> io::Result<()> {
         let is_possible = (0.0..=SECONDS_MAX).contains(&self.seconds)
             && (1.0..=1e7).contains(&self.rate)
             && (1..=1000).contains(&self.burst);
@@ -71,6 +71,11 @@ impl Timetable {
 
     fn len_ns(&self) -> u64 {
         (self.seconds * SECOND_NS as f64) as u64
+    }
+
+    /// When it is over, by the machine's monotonic clock.
+    pub(super) fn ends_ns(&self) -> u64 {
+        self.begins_ns.saturating_add(self.len_ns())
     }
 
     /// Times of the bursts, in nanoseconds after its begin.
@@ -90,9 +95,34 @@ impl Timetable {
         });
         all.take_while(move |at_ns| *at_ns < self.len_ns())
     }
+
+    /// Does what is due when it is due. `wait` waits until a time, and says how late it is then; `send` sends one, or says that it was refused.
+    pub(super) fn follow(
+        self,
+        mut wait: impl FnMut(u64) -> io::Result<u64>,
+        mut send: impl FnMut() -> io::Result<bool>,
+    ) -> io::Result<Offered> {
+        let burst = u64::from(self.burst);
+        let mut offered = Offered::default();
+        for at_ns in self.bursts() {
+            let late_ns = wait(self.begins_ns.saturating_add(at_ns))?;
+            if late_ns > STALL_NS {
+                offered.stalls_ns.push((at_ns, late_ns));
+            }
+            offered.due += burst;
+            if late_ns > LATE_NS {
+                offered.late += burst;
+                continue;
+            }
+            for _ in 0..burst {
+                offered.refused += u64::from(!send()?);
+            }
+        }
+        Ok(offered)
+    }
 }
 
-fn now_ns() -> u64 {
+pub(super) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * SECOND_NS + now.tv_nsec as u64
 }
@@ -107,28 +137,14 @@ pub(super) fn send(spec: &Spec, timetable: Timetable) -> io::Result<Outcome> {
     // Without it the kernel tells nobody that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
     sys::set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
     let mut datagram = vec![0x5a; (spec.size as usize).max(STAMP_LEN)];
-    let burst = u64::from(timetable.burst);
-    let mut offered = Offered::default();
-    for at_ns in timetable.bursts() {
-        let due_ns = timetable.begins_ns.saturating_add(at_ns);
-        let late_ns = wait_until(due_ns)?;
-        if late_ns > STALL_NS {
-            offered.stalls_ns.push((at_ns, late_ns));
+    let offered = timetable.follow(wait_until, || {
+        datagram[..STAMP_LEN].copy_from_slice(&now_ns().to_le_bytes());
+        match socket.send(&datagram) {
+            Ok(_) => Ok(true),
+            Err(error) if is_refusal(&error) => Ok(false),
+            Err(error) => Err(error),
         }
-        offered.due += burst;
-        if late_ns > LATE_NS {
-            offered.late += burst;
-            continue;
-        }
-        for _ in 0..burst {
-            datagram[..STAMP_LEN].copy_from_slice(&now_ns().to_le_bytes());
-            match socket.send(&datagram) {
-                Ok(_) => {}
-                Err(error) if is_refusal(&error) => offered.refused += 1,
-                Err(error) => return Err(error),
-            }
-        }
-    }
+    })?;
     Ok(Outcome {
         messages: offered.due - offered.late - offered.refused,
         seconds: timetable.seconds,
@@ -160,7 +176,7 @@ pub(super) fn receive(spec: &Spec, timetable: Timetable, ready: impl FnOnce()) -
     let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
     begin_silence(&socket)?;
     ready();
-    let ends_ns = timetable.begins_ns.saturating_add(timetable.len_ns());
+    let ends_ns = timetable.ends_ns();
     let mut delays = LatencyHistogram::new();
     let mut bytes = 0;
     let mut datagram = vec![0; 65_536];

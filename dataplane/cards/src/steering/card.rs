@@ -6,7 +6,7 @@ use crate::ethtool::{Channels, Driver, Ethtool, EthtoolError, Feature, FeatureSt
 use crate::pci::PciDevice;
 
 /// A card's settings. Each call reads or changes the card itself; no setting is remembered.
-pub(super) trait Card: Send {
+pub(crate) trait Card: Send {
     fn driver(&self) -> Result<Driver, EthtoolError>;
     fn channels(&self) -> Result<Channels, EthtoolError>;
     /// How many queues the kernel spreads over by itself.

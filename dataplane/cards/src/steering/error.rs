@@ -3,11 +3,11 @@
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 
 use lm_protocol::rss::RssError;
 
 use crate::ethtool::{EthtoolError, HashProblem};
+use crate::journal::JournalError;
 use crate::platform::Obstacle;
 
 /// Why a card does not bring packets to the queue where they are wanted; one line each, with what to do.
@@ -32,25 +32,8 @@ pub enum SteeringError {
         /// How many receive queues there are.
         rx_queues: u32,
     },
-    /// Another process keeps this interface's landing queues.
-    InUse {
-        /// Its id.
-        pid: u32,
-    },
-    /// The file that remembers what was changed.
-    State {
-        /// Its path.
-        path: PathBuf,
-        /// What the file system said; `InvalidData` for a file that is not understood.
-        source: io::Error,
-    },
-    /// Not everything could be restored.
-    Undo {
-        /// The file that remembers the rest.
-        path: PathBuf,
-        /// What the driver said.
-        source: EthtoolError,
-    },
+    /// What was changed before, and is to be undone.
+    Journal(JournalError),
     /// The queue of a packet cannot be computed.
     Hash(HashProblem),
     /// What the card hashes is not known.
@@ -86,6 +69,15 @@ impl From<EthtoolError> for SteeringError {
     }
 }
 
+impl From<JournalError> for SteeringError {
+    fn from(error: JournalError) -> SteeringError {
+        match error {
+            JournalError::Device(error) => SteeringError::Card(error),
+            error => SteeringError::Journal(error),
+        }
+    }
+}
+
 impl From<RssError> for SteeringError {
     fn from(error: RssError) -> SteeringError {
         SteeringError::Rss(error)
@@ -118,27 +110,7 @@ impl fmt::Display for SteeringError {
                  make more (ethtool -L {interface} combined {})",
                 queue.saturating_add(1)
             ),
-            SteeringError::InUse { pid } => write!(
-                f,
-                "process {pid} keeps landing queues of this interface already; stop it, or use another interface"
-            ),
-            SteeringError::State { path, source } if source.kind() == io::ErrorKind::InvalidData => write!(
-                f,
-                "cannot understand {} ({source}), which says how the card was set before; set it right \
-                 (ethtool -X DEVICE default) and delete the file",
-                path.display()
-            ),
-            SteeringError::State { path, source } => write!(
-                f,
-                "cannot write down how the card is set, in {} ({source}); run as root, or make the folder writable",
-                path.display()
-            ),
-            SteeringError::Undo { path, source } => write!(
-                f,
-                "the card's settings could not all be restored ({source}); the next start tries again, or set them right \
-                 by hand as {} says and delete it",
-                path.display()
-            ),
+            SteeringError::Journal(error) => error.fmt(f),
             SteeringError::Hash(problem) => problem.fmt(f),
             SteeringError::Fields => f.write_str(
                 "the driver does not tell what of UDP it hashes; steer by a flow rule, or use copy mode",
@@ -154,10 +126,9 @@ impl fmt::Display for SteeringError {
 impl std::error::Error for SteeringError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            SteeringError::State { source, .. } | SteeringError::System { source, .. } => Some(source),
-            SteeringError::Undo { source, .. }
-            | SteeringError::RelaxedOrdering { source, .. }
-            | SteeringError::Card(source) => Some(source),
+            SteeringError::System { source, .. } => Some(source),
+            SteeringError::Journal(error) => error.source(),
+            SteeringError::RelaxedOrdering { source, .. } | SteeringError::Card(source) => Some(source),
             _ => None,
         }
     }

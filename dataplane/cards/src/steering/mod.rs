@@ -16,36 +16,37 @@
 //! Steering changes a card for everybody who uses it and takes CAP_NET_ADMIN.
 
 mod card;
+pub(crate) mod change;
 mod error;
-mod rules;
+pub(crate) mod rules;
 mod spread;
-mod state;
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(
     not(test),
     allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
 )]
-mod tests;
-mod undo;
+pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::num::NonZeroU16;
-use std::path::PathBuf;
 
 use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
 
 use crate::ethtool::{self, Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
 use crate::interface::Interface;
+use crate::journal::{Change as _, Journal, Store, StoreLock, find, recover};
 use card::Card;
+use change::{Change, join_tables};
 pub use error::SteeringError;
 use rules::{FlowPorts, FlowRule};
 use spread::spread;
-use state::{Change, FOLDER, Owner, Record, Store, StoreLock};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use tests::journal::recover_from;
-use undo::{find, recover, undo_all};
+
+/// Where the changes are written down.
+const FOLDER: &str = "/run/lm/steering";
 
 /// Length of the key that is assumed where a driver does not show its own, in bytes.
 const USUAL_KEY_LEN: usize = 40;
@@ -54,9 +55,7 @@ const USUAL_KEY_LEN: usize = 40;
 pub struct Steering {
     card: Box<dyn Card>,
     interface: String,
-    store: Store,
-    path: PathBuf,
-    record: Record,
+    journal: Journal<Change>,
     rx_queues: u32,
     rss: RssSettings,
     hash_input: Option<HashInput>,
@@ -82,7 +81,7 @@ impl fmt::Debug for Steering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Steering")
             .field("interface", &self.interface)
-            .field("changes", &self.record.changes)
+            .field("changes", &self.journal.changes())
             .finish_non_exhaustive()
     }
 }
@@ -135,20 +134,18 @@ impl Steering {
         }
 
         let (path, lock) = find(store, interface.index)?;
-        let recovered = recover(&*card, store, &path, &lock)?;
+        let recovered = recover::<Change>(&*card, || card.driver(), store, &path, &lock)?;
         let rss = if recovered { card.rss()? } else { before };
         let table = spread(&rss.table, landing_queues, rx_queues);
 
-        let owner = Owner::this().map_err(|source| SteeringError::System {
+        let journal = Journal::new(store, path, driver).map_err(|source| SteeringError::System {
             call: "start time of this process",
             source,
         })?;
         let mut steering = Steering {
             card,
             interface: name.clone(),
-            store: store.clone(),
-            path,
-            record: Record::new(owner, driver.name, driver.bus),
+            journal,
             rx_queues,
             rss,
             hash_input: None,
@@ -169,7 +166,7 @@ impl Steering {
 
     /// Makes the card ours, and the first changes.
     fn settle(&mut self, table: Vec<u32>, lock: &StoreLock) -> Result<(), SteeringError> {
-        self.write(lock)?;
+        self.journal.write(lock)?;
         if table != self.rss.table {
             let change = Change::Table {
                 before: std::mem::take(&mut self.rss.table),
@@ -242,7 +239,7 @@ impl Steering {
     /// # Errors
     ///
     /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where no port can be computed, or the given one meets what
-    /// else comes, and the card takes no rule; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    /// else comes, and the card takes no rule; [`SteeringError::Card`] or [`SteeringError::Journal`] where the table cannot be written.
     pub fn lead(
         &mut self,
         landing: u32,
@@ -337,7 +334,7 @@ impl Steering {
     ///
     /// [`SteeringError::SharedEntry`] where `others` meet the same entry; [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`],
     /// [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known where packets come; [`SteeringError::Card`] or
-    /// [`SteeringError::State`] where the table cannot be written.
+    /// [`SteeringError::Journal`] where the table cannot be written.
     pub fn lead_addresses(
         &mut self,
         landing: u32,
@@ -373,7 +370,7 @@ impl Steering {
     /// # Errors
     ///
     /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known
-    /// where packets come; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    /// where packets come; [`SteeringError::Card`] or [`SteeringError::Journal`] where the table cannot be written.
     pub fn keep(&mut self, flow: &Flow, queue: u32) -> Result<(), SteeringError> {
         check_queue(&self.interface, queue, self.rx_queues)?;
         let key = key(&self.rss, system_key)?;
@@ -398,7 +395,7 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written, or a rule not deleted.
+    /// [`SteeringError::Card`] or [`SteeringError::Journal`] where the table cannot be written, or a rule not deleted.
     pub fn unlead(&mut self) -> Result<(), SteeringError> {
         while let Some(rule) = self.led_by.pop() {
             self.remove_rule(&rule)?;
@@ -411,7 +408,7 @@ impl Steering {
         if table == self.rss.table {
             return Ok(());
         }
-        let lock = self.lock()?;
+        let lock = self.journal.lock()?;
         let change = Change::Table {
             before: self.rss.table.clone(),
             after: table.clone(),
@@ -419,8 +416,8 @@ impl Steering {
         };
         self.change(change, &lock)?;
         self.rss.table = table;
-        if self.record.join_tables() {
-            self.write(&lock)?;
+        if join_tables(self.journal.changes_mut()) {
+            self.journal.write(&lock)?;
         }
         Ok(())
     }
@@ -430,7 +427,7 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// See [`SteeringError`]: [`SteeringError::InUse`] while the process lives.
+    /// See [`SteeringError`]: [`JournalError::InUse`](crate::JournalError::InUse) while the process lives.
     pub fn recover(interface: &Interface) -> Result<bool, SteeringError> {
         let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
             call: "socket(2)",
@@ -438,7 +435,7 @@ impl Steering {
         })?;
         let store = Store::new(FOLDER);
         let (path, lock) = find(&store, interface.index)?;
-        recover(&card, &store, &path, &lock)
+        Ok(recover::<Change>(&card, || card.driver(), &store, &path, &lock)?)
     }
 
     /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is
@@ -449,7 +446,7 @@ impl Steering {
     /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Card`] for a driver without rules, or that does not take this one.
     fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
         check_queue(&self.interface, rule.queue, self.rx_queues)?;
-        let lock = self.lock()?;
+        let lock = self.journal.lock()?;
         if self.card.find_rule(rule)?.is_some() {
             return Ok(());
         }
@@ -464,13 +461,13 @@ impl Steering {
     /// [`SteeringError::Card`].
     fn remove_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
         let change = Change::Rule(*rule);
-        let Some(at) = self.record.changes.iter().position(|made| *made == change) else {
+        let Some(at) = self.journal.changes().iter().position(|made| *made == change) else {
             return Ok(());
         };
-        let lock = self.lock()?;
+        let lock = self.journal.lock()?;
         change.undo(&*self.card)?;
-        self.record.changes.remove(at);
-        self.write(&lock)
+        self.journal.changes_mut().remove(at);
+        Ok(self.journal.write(&lock)?)
     }
 
     fn switch_locked(&mut self, feature: Feature, on: bool, lock: &StoreLock) -> Result<(), SteeringError> {
@@ -479,14 +476,14 @@ impl Steering {
             return Ok(());
         }
         // Switched there and back: what the first change says to restore is right again.
-        let first = self.record.changes.iter().position(
+        let first = self.journal.changes().iter().position(
             |change| matches!(change, Change::Feature { feature: switched, .. } if *switched == feature),
         );
         match first {
             Some(at) => {
                 self.card.set_feature(feature, on)?;
-                self.record.changes.remove(at);
-                self.write(lock)
+                self.journal.changes_mut().remove(at);
+                Ok(self.journal.write(lock)?)
             }
             None => self.change(Change::Feature { feature, before }, lock),
         }
@@ -497,14 +494,14 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// [`SteeringError::RelaxedOrdering`] where it cannot be read or does not go off; [`SteeringError::State`].
+    /// [`SteeringError::RelaxedOrdering`] where it cannot be read or does not go off; [`SteeringError::Journal`].
     pub fn forbid_relaxed_ordering(&mut self) -> Result<(), SteeringError> {
-        let lock = self.lock()?;
+        let lock = self.journal.lock()?;
         let off = match self.card.relaxed_ordering() {
             Ok(Some(true)) => self.change(Change::RelaxedOrderingOff, &lock),
             told => told.map(|_| ()).map_err(SteeringError::Card),
         };
-        let bus = self.record.bus.clone();
+        let bus = self.journal.bus().to_owned();
         off.map_err(|error| match error {
             SteeringError::Card(source) => SteeringError::RelaxedOrdering { bus, source },
             error => error,
@@ -515,43 +512,17 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// [`SteeringError::Undo`]; the rest is left to the next [`Steering::recover`].
+    /// [`JournalError::Undo`](crate::JournalError::Undo); the rest is left to the next [`Steering::recover`].
     fn restore_once(&mut self) -> Result<(), SteeringError> {
         if std::mem::replace(&mut self.restored, true) {
             return Ok(());
         }
-        let lock = self.lock()?;
-        undo_all(&*self.card, &self.store, &self.path, &mut self.record, &lock)
+        let lock = self.journal.lock()?;
+        Ok(self.journal.undo_all(&*self.card, &lock)?)
     }
 
-    fn lock(&self) -> Result<StoreLock, SteeringError> {
-        self.store.lock().map_err(|source| SteeringError::State {
-            path: self.path.clone(),
-            source,
-        })
-    }
-
-    fn write(&self, lock: &StoreLock) -> Result<(), SteeringError> {
-        self.store
-            .write(&self.path, &self.record, lock)
-            .map_err(|source| SteeringError::State {
-                path: self.path.clone(),
-                source,
-            })
-    }
-
-    /// Writes a change down, then makes it. One that fails is not written down any more.
     fn change(&mut self, change: Change, lock: &StoreLock) -> Result<(), SteeringError> {
-        self.record.changes.push(change.clone());
-        let made = match self.write(lock) {
-            Ok(()) => change.make(&*self.card).map_err(SteeringError::Card),
-            Err(error) => Err(error),
-        };
-        if made.is_err() {
-            self.record.changes.pop();
-            self.write(lock)?;
-        }
-        made
+        Ok(self.journal.change(&*self.card, change, lock)?)
     }
 }
 

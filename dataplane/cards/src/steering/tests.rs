@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::rules::FlowPorts;
 use super::*;
+use crate::journal::{JournalError, Owner, Record};
 use model::{Model, Settings};
 
 /// A folder of a test's own, removed at its end.
-pub(super) struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub(super) fn new(name: &str) -> Folder {
+    pub(crate) fn new(name: &str) -> Folder {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         // Nothing is ordered by it: each number once is all.
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -23,11 +24,11 @@ impl Folder {
         Folder(std::env::temp_dir().join(name))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub(super) fn store(&self) -> Store {
+    pub(crate) fn store(&self) -> Store {
         Store::new(&self.0)
     }
 
@@ -63,7 +64,7 @@ fn interface() -> Interface {
 }
 
 fn switch(steering: &mut Steering, feature: Feature, on: bool) {
-    let lock = steering.lock().expect("a folder");
+    let lock = steering.journal.lock().expect("a folder");
     steering.switch_locked(feature, on, &lock).expect("a feature");
 }
 
@@ -79,7 +80,10 @@ fn change_all(steering: &mut Steering) {
 fn bury(folder: &Folder) {
     let store = folder.store();
     let (path, lock) = find(&store, interface().index).expect("a folder");
-    let mut record = store.read(&path, &lock).expect("readable").expect("a record");
+    let mut record = store
+        .read::<Change>(&path, &lock)
+        .expect("readable")
+        .expect("a record");
     record.owner.started_ticks += 1;
     store.write(&path, &record, &lock).expect("written");
 }
@@ -87,7 +91,7 @@ fn bury(folder: &Folder) {
 fn recover_model(card: &Model, folder: &Folder) -> Result<bool, SteeringError> {
     let store = folder.store();
     let (path, lock) = find(&store, interface().index)?;
-    recover(card, &store, &path, &lock)
+    Ok(recover::<Change>(card, || card.driver(), &store, &path, &lock)?)
 }
 
 #[test]
@@ -176,7 +180,7 @@ fn fragments_alone_are_led_to_the_landing_queue() {
             assert_eq!(card.settings().table, spread_out);
         }
     }
-    assert_eq!(steering.record.changes.len(), 3, "table, fields, table");
+    assert_eq!(steering.journal.changes().len(), 3, "table, fields, table");
     drop(steering);
     assert_eq!(card.settings().table, before.table);
     assert_eq!(folder.files(), 0);
@@ -370,7 +374,7 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
     let before = card.settings();
     let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
-    let changes = steering.record.changes.clone();
+    let changes = steering.journal.changes().to_vec();
     drop(steering);
     let mut points = card.state().history.clone();
     points.truncate(changes.len() + 1);
@@ -387,8 +391,7 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
                     pid: u32::MAX,
                     started_ticks: 1,
                 },
-                "model".into(),
-                "0000:01:00.0".into(),
+                card.driver().expect("a driver"),
             );
             record.changes = changes[..written].to_vec();
             store.write(&path, &record, &lock).expect("written");
@@ -441,12 +444,12 @@ fn a_living_owner_is_left_alone() {
     let applied = card.settings();
     let error = card.apply(&folder).expect_err("in use");
     assert!(
-        matches!(error, SteeringError::InUse { pid } if pid == std::process::id()),
+        matches!(error, SteeringError::Journal(JournalError::InUse { pid }) if pid == std::process::id()),
         "{error}"
     );
     assert!(matches!(
         recover_model(&card, &folder),
-        Err(SteeringError::InUse { .. })
+        Err(SteeringError::Journal(JournalError::InUse { .. }))
     ));
     assert_eq!(card.settings(), applied);
     drop(steering);
@@ -509,7 +512,7 @@ fn somebody_elses_rule_stays() {
     assert_eq!(card.settings().rules, [(0, theirs)]);
     switch(&mut steering, Feature::RxVlan, false);
     switch(&mut steering, Feature::RxVlan, true);
-    assert!(!steering.record.changes.iter().any(|change| matches!(
+    assert!(!steering.journal.changes().iter().any(|change| matches!(
         change,
         Change::Feature {
             feature: Feature::RxVlan,
@@ -576,12 +579,15 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     change_all(&mut steering);
     card.state().broken = Some(libc::EBUSY);
     let error = steering.restore_once().expect_err("busy");
-    assert!(matches!(error, SteeringError::Undo { .. }), "{error}");
+    assert!(
+        matches!(error, SteeringError::Journal(JournalError::Undo { .. })),
+        "{error}"
+    );
     assert_eq!(folder.files(), 1);
     bury(&folder);
     assert!(matches!(
         recover_model(&card, &folder),
-        Err(SteeringError::Undo { .. })
+        Err(SteeringError::Journal(JournalError::Undo { .. }))
     ));
     card.state().broken = None;
     assert!(recover_model(&card, &folder).expect("now it works"));

@@ -4,15 +4,16 @@
 use std::fs;
 use std::io::ErrorKind;
 
-use super::super::state::{Change, Record};
+use super::super::change::Change;
 use super::super::{Steering, SteeringError};
 use super::model::{Model, Settings};
 use super::{Folder, recover_model};
 use super::{find, interface};
 use crate::ethtool::Feature;
+use crate::journal::{JournalError, Record};
 
 /// The one thing that differs between two settings must be what one of the record's changes gives back.
-fn is_given_back(record: &Record, from: &Settings, to: &Settings, queues: u32) -> bool {
+fn is_given_back(record: &Record<Change>, from: &Settings, to: &Settings, queues: u32) -> bool {
     let len = from.table.len();
     record.changes.iter().any(|change| {
         let mut given = from.clone();
@@ -66,7 +67,7 @@ pub(crate) fn recover_from(bytes: &[u8]) {
     let store = folder.store();
     let (path, lock) = find(&store, interface().index).expect("a folder");
     fs::write(&path, text).expect("the journal");
-    let record = store.read(&path, &lock);
+    let record = store.read::<Change>(&path, &lock);
     drop(lock);
 
     let left = card.settings();
@@ -79,7 +80,7 @@ pub(crate) fn recover_from(bytes: &[u8]) {
             left_alone();
             assert!(names(&folder).is_empty(), "of another card");
         }
-        (Ok(Some(_)), Err(SteeringError::InUse { .. })) => left_alone(),
+        (Ok(Some(_)), Err(SteeringError::Journal(JournalError::InUse { .. }))) => left_alone(),
         (Ok(Some(record)), result) => {
             let queues = card.state().queues;
             for step in steps.windows(2) {
@@ -87,7 +88,10 @@ pub(crate) fn recover_from(bytes: &[u8]) {
             }
             if let Err(error) = result {
                 // What is left is undone when the card does what it is told.
-                assert!(matches!(error, SteeringError::Undo { .. }), "{error}");
+                assert!(
+                    matches!(error, SteeringError::Journal(JournalError::Undo { .. })),
+                    "{error}"
+                );
                 assert_eq!(names(&folder), [path.file_name().expect("a name")]);
                 let mut state = card.state();
                 (state.takes_rules, state.can_set_fields, state.broken) = (true, true, None);
@@ -100,7 +104,7 @@ pub(crate) fn recover_from(bytes: &[u8]) {
             assert!(matches!(recover_model(&card, &folder), Ok(false)));
             assert_eq!(card.settings(), settings);
         }
-        (Err(refused), Err(SteeringError::State { source, .. })) => {
+        (Err(refused), Err(SteeringError::Journal(JournalError::State { source, .. }))) => {
             assert_eq!(
                 (refused.kind(), source.kind()),
                 (ErrorKind::InvalidData, ErrorKind::InvalidData)

@@ -1,0 +1,233 @@
+//! Messages of a real-time socket by a timetable, beside whatever else the hosts send: LM's side of SS-RTUDP's table 4.
+//!
+//! Both ends sleep between packets: several of them share the machine's cores.
+
+use std::io;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig};
+use lm_protocol::smoother::{Law, Parameters};
+use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use serde::{Deserialize, Serialize};
+
+use super::timetable::{Offered, Timetable, now_ns};
+use super::{EndArgs, Outcome, SILENCE, Spec};
+use crate::cli::{Failure, chain};
+use crate::histogram::LatencyHistogram;
+
+/// Number of the socket at the far end.
+const PORT: u16 = 1;
+/// Messages that wait at most: those of a stall of this machine.
+const KEEP: usize = 1024;
+/// What the kernel's packets that wait in this host have to leave it in.
+const DRAIN_NS: u64 = 2_000_000_000;
+/// How long the far end may take to answer.
+const HELLO: Duration = Duration::from_secs(1);
+/// Longest sleep.
+const STEP: Duration = Duration::from_millis(10);
+/// Length of an Ethernet header.
+const ETHERNET_LEN: u32 = 14;
+
+/// Messages of full packets by a timetable, and what holds others back meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sending {
+    /// When they are due.
+    pub(crate) timetable: Timetable,
+    /// Near: the smoother of this host; `None`: nothing is held back.
+    pub(crate) smoother: Option<Smoothing>,
+}
+
+/// A smoother with table 3's parameters for a link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Smoothing {
+    law: LawName,
+    /// The link's rate.
+    bits_per_second: NonZeroU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum LawName {
+    Paper,
+    Paced,
+}
+
+/// What became of a host's others, and at what rate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Smoothed {
+    /// λ when a message left: mean and least.
+    pub(crate) credits_mean: f64,
+    pub(crate) credits_least: u32,
+    /// Packets of the kernel that were dropped in this host.
+    pub(crate) dropped: u32,
+    /// That still wait.
+    pub(crate) waiting: u32,
+}
+
+/// An endpoint where nothing lands: what comes, comes by the general channel.
+fn open(args: &EndArgs, spec: &Spec, port: u16) -> Result<Endpoint, Failure> {
+    let config = EndpointConfig {
+        interface: args.interface.clone(),
+        port,
+        link: LinkConfig {
+            mode: spec.mode.into(),
+            ..LinkConfig::default()
+        },
+        memory: MemoryConfig {
+            landing_len: 0,
+            ..MemoryConfig::default()
+        },
+        idle: IdleStrategy {
+            spin: Duration::ZERO,
+            yields: 0,
+            sleep: Some(STEP),
+        },
+        ..EndpointConfig::default()
+    };
+    Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))
+}
+
+const SOCKET: SocketConfig = SocketConfig {
+    keep: KEEP,
+    frames: 32,
+    drops_late: false,
+    same_host: true,
+};
+
+fn failed(error: &dyn std::error::Error) -> Failure {
+    Failure::new(chain(error))
+}
+
+/// Sends what is due when it is due.
+pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Outcome, Failure> {
+    let timetable = sending.timetable;
+    let system = |error: io::Error| failed(&error);
+    timetable.check().map_err(system)?;
+    let mut endpoint = open(args, spec, 0)?;
+    let parameters = sending.smoother.map(|smoothing| {
+        let frame_len = (endpoint.status().device().mtu + ETHERNET_LEN) as u16;
+        Parameters {
+            law: match smoothing.law {
+                LawName::Paper => Law::Paper,
+                LawName::Paced => Law::Paced,
+            },
+            ..Parameters::of_link(smoothing.bits_per_second, frame_len)
+        }
+    });
+    let real_time = RealTime::new(&mut endpoint, parameters, monotonic).map_err(|error| failed(&error))?;
+    real_time.hold_kernel(&args.interface, Foreign::Keep);
+    let mut socket = real_time.socket(PORT, &SOCKET).map_err(|error| failed(&error))?;
+    if sending.smoother.is_some() && real_time.kernel_traffic().is_none() {
+        return Err(Failure::new(
+            "the kernel's traffic does not follow the smoother; see the warning above",
+        ));
+    }
+    connect(&mut endpoint, &mut socket, spec.address)?;
+    let payload = vec![0x5a; socket.payload_max()];
+    let mut credits = Vec::with_capacity((timetable.seconds * timetable.rate) as usize);
+    // The endpoint sends what was handed over before it waits.
+    let wait = |time_ns| Ok(wait_until(&mut endpoint, time_ns));
+    let offered = timetable.follow(wait, || {
+        credits.extend(real_time.credits_per_second());
+        // What does not leave is counted below.
+        let _ = socket.send(&payload, SendOptions::default());
+        Ok(true)
+    });
+    let offered = offered.map_err(system)?;
+    let drained_ns = now_ns() + DRAIN_NS;
+    wait_until(&mut endpoint, now_ns() + SILENCE.as_nanos() as u64);
+    while real_time
+        .kernel_traffic()
+        .is_some_and(|kernel| kernel.waiting > 0)
+        && now_ns() < drained_ns
+    {
+        wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64);
+    }
+    let statistics = socket.statistics();
+    Ok(Outcome {
+        messages: statistics.sent,
+        seconds: timetable.seconds,
+        offered: Some(Offered {
+            refused: offered.due - offered.late - statistics.sent,
+            ..offered
+        }),
+        smoothed: real_time.kernel_traffic().map(|kernel| Smoothed {
+            credits_mean: credits.iter().copied().map(f64::from).sum::<f64>() / credits.len().max(1) as f64,
+            credits_least: credits.iter().copied().min().unwrap_or(0),
+            dropped: kernel.dropped,
+            waiting: kernel.waiting,
+        }),
+        ..Outcome::default()
+    })
+}
+
+fn connect(endpoint: &mut Endpoint, socket: &mut RtSocket, to: SocketAddrV4) -> Result<(), Failure> {
+    let options = ConnectOptions {
+        session: lm_dataplane::Session::Later,
+        ..ConnectOptions::default()
+    };
+    let peer = endpoint.connect(to, &options).map_err(|error| failed(&error))?;
+    socket
+        .connect(endpoint, peer, PORT)
+        .map_err(|error| failed(&error))?;
+    // From strangers the far end takes small messages alone.
+    endpoint
+        .send_copy(peer, b"hello", 0)
+        .and_then(|_| endpoint.flush(HELLO))
+        .map_err(|error| failed(&error))
+}
+
+/// Drives the endpoint until a time; how late it is then.
+fn wait_until(endpoint: &mut Endpoint, time_ns: u64) -> u64 {
+    loop {
+        let worked = endpoint.poll() > 0;
+        let now_ns = now_ns();
+        if now_ns >= time_ns {
+            return now_ns - time_ns;
+        }
+        if !worked {
+            endpoint.wait(Duration::from_nanos(time_ns - now_ns));
+        }
+    }
+}
+
+/// Receives what comes, from whomever, until the timetable is over and nothing comes any more.
+pub(super) fn receive(
+    args: &EndArgs,
+    spec: &Spec,
+    sending: &Sending,
+    ready: impl FnOnce(),
+) -> Result<Outcome, Failure> {
+    let timetable = sending.timetable;
+    timetable.check().map_err(|error| failed(&error))?;
+    let mut endpoint = open(args, spec, spec.address.port())?;
+    let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
+    let mut socket = real_time.socket(PORT, &SOCKET).map_err(|error| failed(&error))?;
+    ready();
+    let mut ends_ns = timetable.ends_ns();
+    let mut delays = LatencyHistogram::new();
+    let mut bytes = 0;
+    while now_ns() < ends_ns.saturating_add(2 * SILENCE.as_nanos() as u64) {
+        if endpoint.poll() == 0 {
+            endpoint.wait(STEP);
+        }
+        // Who greets is known from then on.
+        while let Ok(Some(_)) = endpoint.try_recv() {}
+        while let Some(message) = socket.recv() {
+            let info = message.info();
+            delays.record_ns(info.received_at.since(info.sent_at).as_nanos() as u64);
+            bytes += message.len() as u64;
+            ends_ns = ends_ns.max(now_ns());
+        }
+    }
+    Ok(Outcome {
+        bytes,
+        messages: delays.count(),
+        lost_messages: socket.statistics().superseded_here,
+        seconds: timetable.seconds,
+        delays: delays.counts().collect(),
+        ..Outcome::default()
+    })
+}

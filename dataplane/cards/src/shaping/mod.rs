@@ -1,0 +1,193 @@
+//! Shaping: at what rate the kernel's traffic leaves an interface.
+//!
+//! AF_XDP passes no qdisc in copy mode, so that a root qdisc holds back the kernel's packets alone:
+//!
+//! ```text
+//! root: HTB 4c4d:    ─┬─ marked EF (DSCP 46): unshaped, before all others
+//!                     └─ class 4c4d:2: the rate of Shaping::set_rate, two frames at once; waits in a bfifo of 50 ms
+//! ```
+//!
+//! HTB and not TBF: a change of rate leaves its tokens alone, and a change of TBF's fills its bucket. It passes a TCP packet of many segments
+//! whole, so these are bounded to two (`gso_max_segs`), and a card does not cut them itself (TSO).
+//!
+//! Whatever is changed is written down in `/run/lm/shaping` first and undone when the [`Shaping`] is dropped; after a crash, by the next
+//! [`Shaping::apply`] or [`Shaping::recover`] for the same interface. A root qdisc that somebody set is left alone, or, if asked, replaced and
+//! put back.
+//!
+//! Shaping changes an interface for everybody who uses it and takes CAP_NET_ADMIN.
+
+mod change;
+mod error;
+mod link;
+
+use std::fmt;
+
+use crate::interface::Interface;
+use crate::journal::{Journal, Store, StoreLock, find, recover};
+use change::Change;
+pub use error::ShapingError;
+use link::Link;
+pub use link::Traffic;
+
+/// Where the changes are written down.
+const FOLDER: &str = "/run/lm/shaping";
+/// Segments of a packet that leaves the qdisc at once.
+const GSO_MAX_SEGS: u32 = 2;
+const ETHERNET_HEADER_LEN: u32 = 14;
+
+/// What is to become of a root qdisc that somebody set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Foreign {
+    /// It stays, and nothing is shaped.
+    #[default]
+    Keep,
+    /// It gives way meanwhile, unless it has classes: those could not be restored.
+    Replace,
+}
+
+/// An interface whose kernel traffic is shaped. Dropping it restores the interface.
+pub struct Shaping {
+    link: Link,
+    interface: String,
+    journal: Journal<Change>,
+    frame_len: u32,
+    restored: bool,
+}
+
+impl fmt::Debug for Shaping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shaping")
+            .field("interface", &self.interface)
+            .field("changes", &self.journal.changes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shaping {
+    /// Shapes what the kernel sends on an interface of the calling thread's network namespace to a rate in bytes a second, 24 of each frame on
+    /// the wire included. What a dead process left is undone first.
+    ///
+    /// # Errors
+    ///
+    /// See [`ShapingError`]; the interface is as before then.
+    pub fn apply(
+        interface: &Interface,
+        bytes_per_second: u64,
+        foreign: Foreign,
+    ) -> Result<Shaping, ShapingError> {
+        let (link, store) = (open(interface)?, Store::new(FOLDER));
+        let driver = link.driver()?;
+        let (path, lock) = find(&store, interface.index)?;
+        recover::<Change>(&link, || link.driver(), &store, &path, &lock)?;
+        let before = link.root()?;
+        if let Some(root) = &before
+            && (foreign == Foreign::Keep || !root.is_restorable())
+        {
+            return Err(ShapingError::Foreign {
+                interface: interface.name.clone(),
+                kind: root.kind.clone(),
+                major: (root.handle >> 16) as u16,
+                is_restorable: root.is_restorable(),
+            });
+        }
+        let journal = Journal::new(&store, path, driver).map_err(|source| ShapingError::System {
+            call: "start time of this process",
+            source,
+        })?;
+        let mut shaping = Shaping {
+            link,
+            interface: interface.name.clone(),
+            journal,
+            frame_len: interface.mtu + ETHERNET_HEADER_LEN,
+            restored: false,
+        };
+        // From here on dropping it restores the interface, which needs the lock: whoever gives up lets go of it first.
+        match shaping.settle(Change::Root { before }, bytes_per_second, &lock) {
+            Ok(()) => Ok(shaping),
+            Err(error) => {
+                drop(lock);
+                Err(error)
+            }
+        }
+    }
+
+    fn settle(&mut self, root: Change, bytes_per_second: u64, lock: &StoreLock) -> Result<(), ShapingError> {
+        self.journal.change(&self.link, root, lock)?;
+        self.link.let_ef_pass()?;
+        self.set_rate(bytes_per_second)?;
+        let before = self.link.gso_max_segs()?;
+        if before > GSO_MAX_SEGS {
+            let after = GSO_MAX_SEGS;
+            self.journal
+                .change(&self.link, Change::GsoMaxSegs { before, after }, lock)?;
+        }
+        let tso = self.link.tso(true)?;
+        if !tso.is_empty() {
+            self.journal.change(&self.link, Change::TsoOff(tso), lock)?;
+        }
+        Ok(())
+    }
+
+    /// Another rate. What waits stays, and so do the tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapingError::Device`].
+    pub fn set_rate(&mut self, bytes_per_second: u64) -> Result<(), ShapingError> {
+        self.link.set_class(bytes_per_second, self.frame_len)?;
+        Ok(())
+    }
+
+    /// What of the shaped packets has left and what waits.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapingError::Device`].
+    pub fn traffic(&self) -> Result<Traffic, ShapingError> {
+        Ok(self.link.traffic()?)
+    }
+
+    /// Longest frame in bytes, from its Ethernet header on.
+    pub fn frame_len(&self) -> u32 {
+        self.frame_len
+    }
+
+    /// Undoes what a dead process left on an interface of the calling thread's network namespace; tells whether there was anything.
+    ///
+    /// # Errors
+    ///
+    /// See [`ShapingError`]: [`JournalError::InUse`](crate::JournalError::InUse) while the process lives.
+    pub fn recover(interface: &Interface) -> Result<bool, ShapingError> {
+        let store = Store::new(FOLDER);
+        if store.path(interface.index).is_ok_and(|path| !path.exists()) {
+            return Ok(false);
+        }
+        let link = open(interface)?;
+        let (path, lock) = find(&store, interface.index)?;
+        Ok(recover::<Change>(&link, || link.driver(), &store, &path, &lock)?)
+    }
+
+    /// Restores the interface, if it is not yet.
+    fn restore_once(&mut self) -> Result<(), ShapingError> {
+        if std::mem::replace(&mut self.restored, true) {
+            return Ok(());
+        }
+        let lock = self.journal.lock()?;
+        Ok(self.journal.undo_all(&self.link, &lock)?)
+    }
+}
+
+fn open(interface: &Interface) -> Result<Link, ShapingError> {
+    Link::open(interface.index).map_err(|source| ShapingError::System {
+        call: "socket(2)",
+        source,
+    })
+}
+
+impl Drop for Shaping {
+    fn drop(&mut self) {
+        if let Err(error) = self.restore_once() {
+            tracing::warn!(interface = self.interface, "{error}");
+        }
+    }
+}

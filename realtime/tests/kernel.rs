@@ -1,0 +1,230 @@
+//! The kernel's traffic beside real-time sockets, under this kernel.
+
+#[path = "../../dataplane/tests/bed/mod.rs"]
+mod bed;
+
+use std::io::Write;
+use std::net::UdpSocket;
+use std::num::NonZeroU64;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bed::Pair;
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, MemoryConfig};
+use lm_protocol::smoother::Parameters;
+use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+
+/// 1472 bytes of payload are so many as `tc` counts them.
+const FRAME_LEN: usize = 1514;
+const REAL_TIME_GAP: Duration = Duration::from_millis(2);
+
+fn open(interface: &str) -> Endpoint {
+    let config = EndpointConfig {
+        interface: interface.into(),
+        idle: IdleStrategy {
+            spin: Duration::ZERO,
+            yields: 0,
+            sleep: Some(Duration::from_millis(1)),
+        },
+        memory: MemoryConfig {
+            landing_len: 0,
+            ..MemoryConfig::default()
+        },
+        ..EndpointConfig::default()
+    };
+    Endpoint::open(&config).expect("a veth device")
+}
+
+fn link() -> Option<Parameters> {
+    let rate = NonZeroU64::new(100_000_000).expect("positive");
+    Some(Parameters::of_link(rate, FRAME_LEN as u16))
+}
+
+/// Real time on `va`, and what came of its socket.
+fn socket(endpoint: &mut Endpoint) -> (RealTime, RtSocket) {
+    let real_time = RealTime::new(endpoint, link(), monotonic).expect("no other handler");
+    real_time.hold_kernel("va", Foreign::Keep);
+    let socket = real_time.socket(1, &SocketConfig::default()).expect("free");
+    (real_time, socket)
+}
+
+/// What `tc` shows of `va`.
+fn qdiscs() -> String {
+    let output = Command::new("tc").args(["qdisc", "show", "dev", "va"]).output();
+    String::from_utf8(output.expect("tc").stdout).expect("text")
+}
+
+/// Packets of the kernel and of LM beside λ.
+struct Window {
+    begun: Instant,
+    packets: u64,
+    credits: Vec<f64>,
+}
+
+impl Window {
+    fn new(packets: u64) -> Window {
+        Window {
+            begun: Instant::now(),
+            packets,
+            credits: Vec::new(),
+        }
+    }
+
+    /// What part of λ left.
+    fn part(&self, packets: u64) -> f64 {
+        let lambda = self.credits.iter().sum::<f64>() / self.credits.len() as f64;
+        (packets - self.packets) as f64 / self.begun.elapsed().as_secs_f64() / lambda
+    }
+}
+
+/// What the log would have.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn logged(what: impl FnOnce()) -> String {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, what);
+    let bytes = log.0.lock().expect("no panic").clone();
+    String::from_utf8(bytes).expect("text")
+}
+
+#[test]
+fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(2);
+    let sink = pair.b.run(|| UdpSocket::bind("10.77.0.2:9").expect("free"));
+    sink.set_nonblocking(true).expect("a socket");
+    let flood = pair.a.run(|| UdpSocket::bind("10.77.0.1:0").expect("free"));
+    flood.connect("10.77.0.2:9").expect("a route");
+    flood.set_nonblocking(true).expect("a socket");
+    let mut far = pair.b.run(|| open("vb"));
+    let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
+    let mut received = of_far.socket(1, &SocketConfig::default()).expect("free");
+    pair.a.run(|| {
+        let before = qdiscs();
+        let mut near = open("va");
+        let (real_time, mut socket) = socket(&mut near);
+        let second = real_time.socket(2, &SocketConfig::default()).expect("free");
+        let options = ConnectOptions {
+            session: lm_dataplane::Session::Later,
+            ..ConnectOptions::default()
+        };
+        let peer = near.connect(far.local(), &options).expect("a route");
+        socket.connect(&mut near, peer, 1).expect("frames");
+        // From strangers small messages alone are taken.
+        near.send_copy(peer, b"hello", 0).expect("a peer");
+        while far.try_recv().expect("a message").is_none() {
+            near.poll();
+        }
+        // λ rises by 20 packets a second in 10 ms; looked at in windows, the first of which begins when both run.
+        let begun = Instant::now();
+        let (mut next, mut windows, mut window) = (begun, Vec::new(), None::<Window>);
+        while windows.len() < 6 {
+            while flood.send(&[0; 1472]).is_ok() {}
+            while sink.recv(&mut [0; 2048]).is_ok() {}
+            if Instant::now() >= next {
+                next += REAL_TIME_GAP;
+                let _ = socket.send(&[1; 1000], SendOptions::default());
+            }
+            near.poll();
+            far.poll();
+            while received.recv().is_some() {}
+            if begun.elapsed() > Duration::from_millis(500) {
+                let kernel = real_time.kernel_traffic().expect("it is held");
+                let packets = u64::from(kernel.packets) + socket.statistics().sent;
+                let window = window.get_or_insert(Window::new(packets));
+                window
+                    .credits
+                    .push(f64::from(real_time.credits_per_second().expect("a smoother")));
+                if window.begun.elapsed() > Duration::from_millis(400) {
+                    windows.push(window.part(packets));
+                    *window = Window::new(packets);
+                }
+            }
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        // A machine that has no time for a class of two frames loses some of its rate.
+        assert!(windows.iter().all(|part| *part < 1.1), "{windows:?} of λ");
+        assert!(windows.iter().any(|part| *part > 0.9), "{windows:?} of λ");
+        let statistics = socket.statistics();
+        assert!(statistics.sent > 800, "{statistics:?}");
+        // Reports came, which λ goes by.
+        assert!(statistics.reported_whole > 500, "{statistics:?}");
+        drop(socket);
+        assert!(qdiscs().contains("htb 4c4d:"), "{}", qdiscs());
+        drop(second);
+        assert_eq!(qdiscs(), before);
+        assert_eq!(real_time.kernel_traffic(), None);
+        // Sockets come again, and so does the class; with its endpoint goes nothing else.
+        let again = real_time.socket(2, &SocketConfig::default()).expect("free");
+        assert!(real_time.kernel_traffic().is_some());
+        drop(near);
+        drop(again);
+        assert_eq!(qdiscs(), before);
+    });
+}
+
+#[test]
+fn what_stands_against_it_is_said_once_and_sockets_work_without() {
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(1);
+    pair.a
+        .command("tc", "qdisc add dev va root handle 77: bfifo limit 12345");
+    pair.a.run(|| {
+        let before = qdiscs();
+        let mut endpoint = open("va");
+        let text = logged(|| {
+            let (real_time, socket) = socket(&mut endpoint);
+            assert_eq!(real_time.kernel_traffic(), None);
+            let second = real_time.socket(2, &SocketConfig::default()).expect("free");
+            drop((socket, second));
+            drop(real_time.socket(1, &SocketConfig::default()).expect("free again"));
+        });
+        assert_eq!(text.matches("WARN").count(), 1, "{text}");
+        assert!(
+            text.contains("and not the kernel's: va has a root qdisc that somebody set (bfifo 77:)"),
+            "{text}"
+        );
+        assert_eq!(qdiscs(), before);
+    });
+}
+
+#[test]
+fn a_link_that_goes_holds_nobody_up() {
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(1);
+    pair.a.run(|| {
+        let mut endpoint = open("va");
+        let (real_time, socket) = socket(&mut endpoint);
+        assert!(real_time.kernel_traffic().is_some());
+        pair.a.ip("link delete va");
+        let begun = Instant::now();
+        std::thread::sleep(Duration::from_millis(50));
+        endpoint.poll();
+        drop(socket);
+        drop(endpoint);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    });
+}
