@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, PeerId, SendError};
+use lm_dataplane::{AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, LinkConfig, PeerId, SendError};
 
 use crate::cli::{Failure, LinkOptions, chain, complain};
 use crate::files;
@@ -23,13 +23,18 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
         lm_admission::key::read(path, None).and_then(|bytes| lm_admission::key::of_bytes(path, &bytes))
     };
     Ok(EndpointConfig {
-        mode: options.mode.into(),
-        mtu: options.mtu,
-        landing_queue: options.queue,
-        capture: options.pcap.as_ref().map(create).transpose()?,
         patience: options.patience,
-        admission: options.admission.clone(),
-        key: options.key.as_ref().map(read).transpose().map_err(Failure::new)?,
+        link: LinkConfig {
+            mode: options.mode.into(),
+            mtu: options.mtu,
+            queue: options.queue,
+            capture: options.pcap.as_ref().map(create).transpose()?,
+        },
+        admission: AdmissionConfig {
+            by: options.admission.clone(),
+            key: options.key.as_ref().map(read).transpose().map_err(Failure::new)?,
+            ..AdmissionConfig::default()
+        },
         ..EndpointConfig::default()
     })
 }
@@ -127,22 +132,22 @@ pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control
 /// standard error: the transfer is none the worse for it.
 #[must_use]
 pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
-    if let Some(error) = endpoint.take_capture_error() {
+    if let Some(error) = endpoint.status().capture_error() {
         complain(
             tool,
             &format!(
                 "the capture ended early: {}; choose another --pcap",
-                describe(&error)
+                describe(error)
             ),
         );
     }
     let counters = endpoint.counters();
-    let landing = endpoint.landing_memory();
+    let landing = endpoint.status().landing_memory();
     Report {
         landing_memory: landing.len,
         landing_memory_max: landing.len_max,
         landing_memory_address_max: landing.address_max,
-        mode: endpoint.mode().as_str().to_owned(),
+        mode: endpoint.status().mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
         messages_one_copy: counters.messages_one_copy,
         fragments_one_copy: counters.fragments_one_copy,

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use lm_admission::{Cidr, Policy};
-use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, Message, Outcome, PeerId, RecvError, SendError};
+use lm_dataplane::{
+    AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, Message, Outcome, PeerId, ReceiveConfig,
+    RecvError, SendError,
+};
 
 use crate::cli::{self, Failure, LinkOptions, MANUAL_END};
 use crate::link;
@@ -163,16 +166,23 @@ impl Tool {
             allow: options.allow.clone(),
             max_message_len: options.max_message_size.bytes(),
         };
+        let base = link::endpoint_config(&options.link)?;
         let config = EndpointConfig {
             interface: match &options.link.interface {
                 Some(name) => name.clone(),
                 None => link::default_interface()?,
             },
             port: options.port,
-            max_message_len: policy.max_message_len,
-            exclusive: options.exclusive,
-            allow: policy.allow.iter().map(Cidr::parts).collect(),
-            ..link::endpoint_config(&options.link)?
+            receive: ReceiveConfig {
+                max_message_len: policy.max_message_len,
+                exclusive: options.exclusive,
+                ..base.receive
+            },
+            admission: AdmissionConfig {
+                allow: policy.allow.iter().map(Cidr::parts).collect(),
+                ..base.admission
+            },
+            ..base
         };
         let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))
             .map_err(|error| Failure::new(cli::chain(&error)))?;
@@ -180,10 +190,10 @@ impl Tool {
             let text = "warning: --output is another user's, so that root's power over files stays; choose a place of root's";
             cli::complain(TOOL, text);
         }
-        for warning in endpoint.warnings() {
+        for warning in endpoint.status().warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
-        let landing = endpoint.landing_memory();
+        let landing = endpoint.status().landing_memory();
         let allowed = if options.allow.is_empty() {
             " from everybody (see --allow)"
         } else {
@@ -195,7 +205,7 @@ impl Tool {
                 "listening on {} port {}{allowed}, mode {}, landing memory {}, at most {}, {} for one sender",
                 config.interface,
                 options.port,
-                endpoint.mode(),
+                endpoint.status().mode(),
                 approximate(landing.len),
                 approximate(landing.len_max),
                 approximate(landing.address_max)
@@ -265,7 +275,7 @@ impl Tool {
             ..
         } = self;
         let (peer, tag, latency_ns) = (message.peer(), message.tag(), message.latency_ns());
-        let Some(from) = endpoint.peer_address(peer) else {
+        let Some(from) = endpoint.peer(peer).address() else {
             // Its place in the table of peers was taken by another; it can neither be judged nor answered.
             return receiver.note_stray(tag);
         };

@@ -30,9 +30,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut endpoint = Endpoint::open(&config)?;
     eprintln!(
         "echo: {} on {}, {}",
-        endpoint.device().name,
+        endpoint.status().device().name,
         endpoint.local(),
-        endpoint.mode()
+        endpoint.status().mode()
     );
     loop {
         let message = endpoint.recv(None)?;
@@ -44,12 +44,12 @@ fn run() -> Result<(), Box<dyn Error>> {
 
 /// One fragment goes back at once; more need a session with the peer, which is asked for once.
 fn send_back(endpoint: &mut Endpoint, peer: PeerId, payload: &[u8], tag: u64) -> Result<(), Box<dyn Error>> {
-    if endpoint.max_message_len(peer) < payload.len() as u64 {
+    if endpoint.peer(peer).max_message_len() < payload.len() as u64 {
         let options = ConnectOptions {
             max_message_len: payload.len() as u64,
             ..ConnectOptions::default()
         };
-        endpoint.open_session(peer, &options)?;
+        endpoint.peer(peer).open_session(&options)?;
     }
     loop {
         match endpoint.loan(peer, payload.len() as u64) {

@@ -12,7 +12,7 @@ use std::net::SocketAddrV4;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lm_dataplane::{ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig};
+use lm_dataplane::{ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, MemoryConfig};
 
 fn main() -> ExitCode {
     match run() {
@@ -37,7 +37,10 @@ fn receive(interface: &str, output: &str) -> Result<(), Box<dyn Error>> {
     let config = EndpointConfig {
         interface: interface.into(),
         port: DEFAULT_PORT,
-        send_len: 0,
+        memory: MemoryConfig {
+            send_len: 0,
+            ..MemoryConfig::default()
+        },
         ..EndpointConfig::default()
     };
     let mut endpoint = Endpoint::open(&config)?;
@@ -59,9 +62,12 @@ fn send(interface: &str, address: &str, input: &str) -> Result<(), Box<dyn Error
     let len = file.metadata()?.len();
     let config = EndpointConfig {
         interface: interface.into(),
-        // The holes for the headers take 5 % more than the message.
-        send_len: len + len / 16 + (1 << 20),
-        landing_len: 0,
+        memory: MemoryConfig {
+            // The holes for the headers take 5 % more than the message.
+            send_len: len + len / 16 + (1 << 20),
+            landing_len: 0,
+            ..MemoryConfig::default()
+        },
         ..EndpointConfig::default()
     };
     let mut endpoint = Endpoint::open(&config)?;

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig};
+use lm_dataplane::{ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, Session};
 
 fn main() -> ExitCode {
     match run() {
@@ -35,13 +35,13 @@ fn run() -> Result<(), Box<dyn Error>> {
     })?;
     let mut options = ConnectOptions {
         max_message_len: len as u64,
-        session: false,
+        session: Session::Later,
         ..ConnectOptions::default()
     };
     let to = SocketAddrV4::new(address, DEFAULT_PORT);
     let mut peer = endpoint.connect(to, &options)?;
-    if endpoint.max_message_len(peer) < len as u64 {
-        options.session = true;
+    if endpoint.peer(peer).max_message_len() < len as u64 {
+        options.session = Session::Now;
         peer = endpoint.connect(to, &options)?;
     }
 
@@ -61,7 +61,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
     round_trips.sort_unstable();
     let at = |fraction: f64| round_trips[((count - 1) as f64 * fraction) as usize];
-    println!("{count} round trips of {len} bytes, {}", endpoint.mode());
+    println!("{count} round trips of {len} bytes, {}", endpoint.status().mode());
     println!(
         "min {:?}  p50 {:?}  p99 {:?}  max {:?}",
         at(0.0),

@@ -106,7 +106,7 @@ impl Capture {
     }
 
     /// Why the capture ended early, if it did.
-    pub(crate) fn take_error(&mut self) -> Option<io::Error> {
-        self.error.take()
+    pub(crate) fn error(&self) -> Option<&io::Error> {
+        self.error.as_ref()
     }
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use lm_protocol::admission::ClusterKey;
 use lm_protocol::integrity::Integrity;
 
-use crate::memory::HugePages;
 use crate::port::ModeRequest;
 
 /// UDP port of data packets; control packets use the next one.
@@ -55,68 +54,122 @@ impl IdleStrategy {
 /// ```
 /// use lm_dataplane::EndpointConfig;
 /// let config = EndpointConfig { interface: "eth1".into(), port: 7168, ..EndpointConfig::default() };
-/// assert_eq!(config.window_fragments, 256);
+/// assert_eq!(config.receive.window_fragments, 256);
 /// ```
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// Network interface, for example `eth1`.
     pub interface: String,
-    /// Which XDP mode to ask for.
-    pub mode: ModeRequest,
     /// UDP port for data; control uses the next one. 0 takes a free pair.
     pub port: u16,
-    /// Largest IP packet to send and to accept, in bytes; the interface's MTU when `None`.
-    pub mtu: Option<u16>,
-    /// Receive queue of the general channel.
-    pub general_queue: u32,
-    /// Receive queue of the landing channel: by default the next one after the general queue. Where the
-    /// device has one queue only, landing takes it and small traffic uses the kernel's UDP socket.
-    pub landing_queue: Option<u32>,
-    /// Fragments in a window, a power of two. A window is what travels in reverse order.
-    pub window_fragments: u32,
-    /// Longest message to accept, in bytes.
-    pub max_message_len: u64,
-    /// Landing memory taken at the start, in bytes; more is taken when a sender is admitted that needs it, up to what
-    /// [`Endpoint::landing_memory`](crate::Endpoint::landing_memory) says.
-    /// 0 = this endpoint receives no large messages.
-    pub landing_len: u64,
-    /// Memory for messages being sent, in bytes.
-    pub send_len: u64,
-    /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
-    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 768 from a sender that keeps no
-    /// more uncompleted; three quarters of the card's receive ring in zero-copy mode; and as many as are posted elsewhere.
-    pub packets_on_the_way: Option<u32>,
-    /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
-    /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.
-    pub poll_queues: bool,
-    /// Whether large messages of a sender are shown in the order in which it sent them. If not, each is shown when it is whole,
-    /// although an earlier one still lacks fragments; its sender gets its confirmation in order all the same.
-    pub in_order: bool,
-    /// Whether to use huge pages.
-    pub huge_pages: HugePages,
-    /// Whether other processes are lent its memory ([`Endpoint::memory_file`](crate::Endpoint::memory_file)): it lies in a file then, and
-    /// never in huge pages, which zero-copy mode needs.
-    pub lend: bool,
+    /// The interface as this endpoint uses it.
+    pub link: LinkConfig,
+    /// Memory that is taken.
+    pub memory: MemoryConfig,
+    /// What is accepted, and how it is shown.
+    pub receive: ReceiveConfig,
+    /// What this endpoint does so that nobody takes what it sends for something else. What it receives has what its senders
+    /// chose. Sessions with `ipfrag` are without, unless they land in zero-copy mode.
+    pub integrity: Integrity,
     /// For how long a peer may be silent, a message without progress, or the interface down, before messages are given up as incomplete
     /// or timed out, sessions end, and the endpoint reports its link. A session that this endpoint sends in lasts for its lease at
     /// least (5 s); a silent one that it granted gives way after its lease to whoever wants its place. A peer whose host answers
     /// that nobody listens there is borne for 5 s at most.
     pub patience: Duration,
-    /// What this endpoint does so that nobody takes what it sends for something else. What it receives has what its senders
-    /// chose. Sessions with `ipfrag` are without, unless they land in zero-copy mode.
-    pub integrity: Integrity,
+    /// What to do when there is nothing to do.
+    pub idle: IdleStrategy,
+    /// Who admits senders, and which.
+    pub admission: AdmissionConfig,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        EndpointConfig {
+            interface: String::new(),
+            port: 0,
+            link: LinkConfig::default(),
+            memory: MemoryConfig::default(),
+            receive: ReceiveConfig::default(),
+            integrity: Integrity::Manifest,
+            patience: Duration::from_secs(2),
+            idle: IdleStrategy::default(),
+            admission: AdmissionConfig::default(),
+        }
+    }
+}
+
+/// The interface as this endpoint uses it.
+#[derive(Clone, Debug, Default)]
+pub struct LinkConfig {
+    /// Which XDP mode to ask for.
+    pub mode: ModeRequest,
+    /// Largest IP packet to send and to accept, in bytes; the interface's MTU when `None`.
+    pub mtu: Option<u16>,
+    /// Receive queue of the landing channel: by default the second one, small messages having the first. Where the device has one queue
+    /// only, or this is the first one, landing takes it and small messages use the kernel's UDP socket.
+    pub queue: Option<u32>,
+    /// Write every packet of this endpoint to this file, as pcap.
+    pub capture: Option<Arc<File>>,
+}
+
+/// Memory that an endpoint takes.
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    /// Landing memory taken at the start, in bytes; more is taken when a sender is admitted that needs it, up to what
+    /// [`Status::landing_memory`](crate::Status::landing_memory) says.
+    /// 0 = this endpoint receives no large messages.
+    pub landing_len: u64,
+    /// Memory for messages being sent, in bytes.
+    pub send_len: u64,
+    /// Whether other processes are lent its memory ([`Status::memory_file`](crate::Status::memory_file)): it lies in a file then, and
+    /// never in huge pages, which zero-copy mode needs.
+    pub lend: bool,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            landing_len: 16 << 20,
+            send_len: 16 << 20,
+            lend: false,
+        }
+    }
+}
+
+/// What an endpoint accepts, and how it shows it.
+#[derive(Clone, Debug)]
+pub struct ReceiveConfig {
+    /// Longest message to accept, in bytes.
+    pub max_message_len: u64,
+    /// Fragments in a window, a power of two. A window is what travels in reverse order.
+    pub window_fragments: u32,
+    /// Whether large messages of a sender are shown in the order in which it sent them. If not, each is shown when it is whole,
+    /// although an earlier one still lacks fragments; its sender gets its confirmation in order all the same.
+    pub in_order: bool,
     /// Whether senders of IP fragments may land in zero-copy mode. Port numbers are in the first fragment only, so cards choose
     /// the queue of fragments by the two addresses. While such a session lasts, *everything* that the card hashes by
     /// addresses alone between its sender and this host comes to the landing queue and is lost to everybody else: other
     /// programs' fragments, ping, most of what is neither TCP nor UDP. Without it those senders are refused in zero-copy
     /// mode ([`RejectReason::Unverified`](lm_protocol::control::RejectReason::Unverified)). In copy mode it changes nothing.
     pub exclusive: bool,
-    /// What to do when there is nothing to do.
-    pub idle: IdleStrategy,
-    /// Write every packet of this endpoint to this file, as pcap.
-    pub capture: Option<Arc<File>>,
+}
+
+impl Default for ReceiveConfig {
+    fn default() -> Self {
+        ReceiveConfig {
+            max_message_len: 1 << 30,
+            window_fragments: 256,
+            in_order: true,
+            exclusive: false,
+        }
+    }
+}
+
+/// Who admits senders, and which.
+#[derive(Clone, Debug, Default)]
+pub struct AdmissionConfig {
     /// Who holds the gate and speaks the admission protocol.
-    pub admission: Admission,
+    pub by: Admission,
     /// The cluster's key, for an endpoint that admits by itself: it has sessions with those that have the key as well, endpoints or daemons,
     /// and hears only whom they speak for. None: it hears whoever receives at the address that it sends from.
     pub key: Option<ClusterKey>,
@@ -136,34 +189,4 @@ pub enum Admission {
     Embedded,
     /// The daemon that listens there (`lm-admissiond`).
     Daemon(PathBuf),
-}
-
-impl Default for EndpointConfig {
-    fn default() -> Self {
-        EndpointConfig {
-            interface: String::new(),
-            mode: ModeRequest::Auto,
-            port: 0,
-            mtu: None,
-            general_queue: 0,
-            landing_queue: None,
-            window_fragments: 256,
-            max_message_len: 1 << 30,
-            landing_len: 16 << 20,
-            send_len: 16 << 20,
-            packets_on_the_way: None,
-            poll_queues: true,
-            in_order: true,
-            huge_pages: HugePages::Auto,
-            lend: false,
-            patience: Duration::from_secs(2),
-            integrity: Integrity::Manifest,
-            exclusive: false,
-            idle: IdleStrategy::default(),
-            capture: None,
-            admission: Admission::Auto,
-            key: None,
-            allow: Vec::new(),
-        }
-    }
 }

@@ -31,8 +31,8 @@ pub struct ConnectOptions {
     /// receiver's landing queue. Else they do while there is no place for it, and land from the next one on when there is;
     /// [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. With `ipfrag` a session waits for its place.
     pub one_copy: bool,
-    /// Whether to ask for a session now. Without one only messages of one fragment can be sent.
-    pub session: bool,
+    /// Whether to ask for a session.
+    pub session: Session,
     /// Most that may leave for the peer while the session lasts, in bits per second of Ethernet frames, from the
     /// destination address to the last payload byte (no preamble, no checksum). Over any time `t` no more than
     /// `rate · t` leaves and a burst: as many full packets as the rate brings in a millisecond, 4 at least and 256 at
@@ -44,6 +44,20 @@ pub struct ConnectOptions {
     pub rate: Option<NonZeroU64>,
 }
 
+/// Whether a peer is asked for a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Session {
+    /// At once.
+    #[default]
+    Now,
+    /// When [`PeerHandle::open_session`](crate::PeerHandle::open_session) says so. Until then only messages of one fragment can be sent.
+    Later,
+    /// The host runs no LM: messages to it leave as plain UDP datagrams in IP fragments
+    /// ([`lm_protocol::geometry::Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them. Of the other options only
+    /// [`rate`](ConnectOptions::rate) counts.
+    Never,
+}
+
 impl Default for ConnectOptions {
     fn default() -> Self {
         ConnectOptions {
@@ -53,7 +67,7 @@ impl Default for ConnectOptions {
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
             one_copy: false,
-            session: true,
+            session: Session::Now,
             rate: None,
         }
     }

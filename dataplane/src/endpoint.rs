@@ -1,31 +1,31 @@
 //! Endpoint: the public face. Opened on the kernel's port ([`crate::open`]) or another one ([`crate::over`]), it hands everything to the
 //! poll engine ([`crate::engine`]) and adds the waiting.
 
+mod extensions;
+mod peer_handle;
+mod status;
+
 use std::fmt;
 use std::net::SocketAddrV4;
-use std::num::NonZeroU64;
-use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use lm_protocol::time::Time;
-
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
-use crate::connect::{ConnectError, ConnectOptions};
+use crate::connect::{ConnectError, ConnectOptions, Session};
 use crate::counters::Counters;
 use crate::engine::Engine;
-use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::idle::{Idle, IdleStep};
 use crate::incoming::Incoming;
 use crate::kernel::KernelNic;
-use crate::landing_memory::LandingMemory;
-use crate::message::{LandingRegion, Message};
+use crate::message::Message;
 use crate::over::Device;
-use crate::placing::ZoneSource;
-use crate::port::{EffectiveMode, Port, Steer};
+use crate::port::{Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
-use crate::scheduler::{Flow, FlowError, FlowId, FlowSpec, Scope, Shaper};
+
+pub use extensions::Extensions;
+pub use peer_handle::PeerHandle;
+pub use status::Status;
 
 /// How long closing waits for receivers to confirm the end of their sessions.
 const FAREWELL_PATIENCE_NS: u64 = 800_000_000;
@@ -63,6 +63,7 @@ const QUIET_STEP: Duration = Duration::from_millis(500);
 /// # Ok(())
 /// # }
 /// ```
+/// Dropping it ends all sessions, waits a moment for the peers to confirm, and detaches from the interface.
 pub struct Endpoint<P: Port = KernelNic> {
     pub(crate) engine: Engine<P>,
     pub(crate) idle: Idle,
@@ -76,7 +77,7 @@ impl<P: Port> fmt::Debug for Endpoint<P> {
         f.debug_struct("Endpoint")
             .field("device", &self.device.name)
             .field("local", &self.engine.fixed.local)
-            .field("mode", &self.mode())
+            .field("mode", &self.status().mode())
             .finish_non_exhaustive()
     }
 }
@@ -87,26 +88,6 @@ impl<P: Port> Endpoint<P> {
         self.engine.port.now_ns()
     }
 
-    /// What time it is, as flows, handlers and shapers are told it.
-    pub fn now(&self) -> Time {
-        Time::from_nanos(self.now_ns())
-    }
-
-    /// Things the user should know: a fallback that was taken, an MTU that was lowered.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// The mode in effect, as the kernel reports it.
-    pub fn mode(&self) -> EffectiveMode {
-        self.engine.port.effective_mode()
-    }
-
-    /// The network interface.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Address and data port of this endpoint; control has the next port.
     pub fn local(&self) -> SocketAddrV4 {
         self.engine.fixed.local
@@ -115,35 +96,38 @@ impl<P: Port> Endpoint<P> {
     /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.
     ///
     /// `to` is the peer's data port. Polls until messages can go, which may be by the one-copy path at first
-    /// ([`Endpoint::lands`]), or `options.timeout` has passed.
+    /// ([`PeerHandle::lands`]), or `options.timeout` has passed.
     ///
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(&mut self, to: SocketAddrV4, options: &ConnectOptions) -> Result<PeerId, ConnectError> {
         let index = self.resolve(to)?;
         let id = self.engine.peers.id_of(index);
-        if options.session {
-            self.open_session(id, options)?;
+        match options.session {
+            Session::Now => self.peer(id).open_session(options)?,
+            Session::Later => {}
+            Session::Never => {
+                let now_ns = self.now_ns();
+                (self.engine.make_plain(index, options.rate, now_ns))
+                    .map_err(|error| ConnectError::Options(error.to_string()))?;
+            }
         }
         Ok(id)
     }
 
-    /// Resolves the way to a host that runs no LM: messages to it leave as plain UDP datagrams in IP fragments
-    /// ([`lm_protocol::geometry::Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them. `rate` is as in
-    /// [`ConnectOptions::rate`].
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    pub fn connect_plain(
-        &mut self,
-        to: SocketAddrV4,
-        rate: Option<NonZeroU64>,
-    ) -> Result<PeerId, ConnectError> {
-        let index = self.resolve(to)?;
-        let now_ns = self.now_ns();
-        (self.engine.make_plain(index, rate, now_ns))
-            .map_err(|error| ConnectError::Options(error.to_string()))?;
-        Ok(self.engine.peers.id_of(index))
+    /// A peer, and the session with it. One that is not known has no address and no session.
+    pub fn peer(&mut self, id: PeerId) -> PeerHandle<'_, P> {
+        PeerHandle { endpoint: self, id }
+    }
+
+    /// Where flows, handlers, shapers and a source of landing memory are registered.
+    pub fn extensions(&mut self) -> Extensions<'_, P> {
+        Extensions { endpoint: self }
+    }
+
+    /// What this endpoint is and has: its device and mode, warnings, memory.
+    pub fn status(&self) -> Status<'_, P> {
+        Status { endpoint: self }
     }
 
     fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
@@ -164,82 +148,6 @@ impl<P: Port> Endpoint<P> {
             tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
         }
         Ok(index)
-    }
-
-    /// Asks a known peer for a landing session, for example one whose message was just received. An existing
-    /// session with it ends first.
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    pub fn open_session(&mut self, peer: PeerId, options: &ConnectOptions) -> Result<(), ConnectError> {
-        self.request_session(peer, options)?;
-        loop {
-            if let Some(outcome) = self.session_outcome(peer) {
-                return outcome;
-            }
-            let now_ns = self.now_ns();
-            self.engine.drive_admission(now_ns);
-            // Nothing is hurried here, and the peer may share our core.
-            let _ = self.engine.port.wait(Duration::from_millis(1));
-        }
-    }
-
-    /// As [`open_session`](Endpoint::open_session), without waiting: [`session_outcome`](Endpoint::session_outcome) says what came of it.
-    ///
-    /// # Errors
-    /// [`ConnectError::UnknownPeer`].
-    pub fn request_session(&mut self, peer: PeerId, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let now_ns = self.now_ns();
-        self.engine.peers.named(peer).ok_or(ConnectError::UnknownPeer)?;
-        self.engine.end_session(peer.index, now_ns);
-        self.engine.apply(peer.index, options, now_ns);
-        Ok(())
-    }
-
-    /// Polls once; what came of the session that was requested with a peer. `None`: nothing yet. Said once.
-    pub fn session_outcome(&mut self, peer: PeerId) -> Option<Result<(), ConnectError>> {
-        self.poll();
-        let now_ns = self.now_ns();
-        self.engine.application_outcome(peer.index, now_ns)
-    }
-
-    /// Ends the landing session with a peer. Messages not confirmed end as [`crate::Outcome::SessionEnded`].
-    pub fn end_session(&mut self, peer: PeerId) {
-        let now_ns = self.now_ns();
-        if self.engine.peers.named(peer).is_some() {
-            self.engine.end_session(peer.index, now_ns);
-        }
-    }
-
-    /// The peer's address and data port.
-    pub fn peer_address(&mut self, peer: PeerId) -> Option<SocketAddrV4> {
-        self.engine.peers.named(peer).map(|peer| peer.data)
-    }
-
-    /// The UDP source port of the fragments that go to this peer: our data port, or the one that its receiver asked for so that its
-    /// network card brings them to the landing queue. `None` without a session.
-    pub fn landing_port(&mut self, peer: PeerId) -> Option<u16> {
-        let local = self.local().port();
-        let outbound = self.engine.peers.named(peer)?.outbound.as_ref()?;
-        Some(outbound.terms.landing_port.map_or(local, |port| port.get()))
-    }
-
-    /// Whether messages to this peer land there, as far as it said; else they take the one-copy path until there is a place for them. `None`
-    /// without a session.
-    pub fn lands(&mut self, peer: PeerId) -> Option<bool> {
-        let outbound = self.engine.peers.named(peer)?.outbound.as_ref()?;
-        Some(outbound.lands)
-    }
-
-    /// The longest message that can be sent to this peer now, in bytes; one fragment without a session.
-    pub fn max_message_len(&mut self, peer: PeerId) -> u64 {
-        let eager = self.engine.eager_max_len();
-        let outbound = self
-            .engine
-            .peers
-            .named(peer)
-            .and_then(|peer| peer.outbound.as_ref());
-        outbound.map_or(eager, |outbound| outbound.terms.max_message_len)
     }
 
     /// Loans memory for a message of `len` bytes to `peer`.
@@ -357,29 +265,10 @@ impl<P: Port> Endpoint<P> {
         }
     }
 
-    /// From now on messages of many fragments from this peer are told of while they arrive ([`Endpoint::try_incoming`]): their windows may be read
-    /// as soon as each is final. They come whole by [`try_recv`](Endpoint::try_recv) all the same. `false`: there is no such peer, or nothing
-    /// lands at this endpoint.
-    ///
-    /// What is shown is never moved, so repairs that would move it build the landing channel anew instead. Each message takes memory for what is
-    /// known of its windows, some 100 bytes for each, as long as its [`Incoming`] is held.
-    pub fn watch(&mut self, peer: PeerId) -> bool {
-        self.engine.watch(peer)
-    }
-
     /// The next message from a watched peer that has begun and not ended; of one that both begins and ends between two calls only
     /// [`try_recv`](Endpoint::try_recv) tells. Does not poll.
     pub fn try_incoming(&mut self) -> Option<Incoming> {
         self.engine.next_incoming()
-    }
-
-    /// A region for a message of up to `len` bytes, taken before the message comes, for [`Placement::Land`](crate::Placement::Land). Landing memory must have
-    /// been taken at the start ([`crate::EndpointConfig::landing_len`]).
-    ///
-    /// # Errors
-    /// [`LoanError::WouldBlock`] when no memory is free now.
-    pub fn landing_region(&mut self, len: u64) -> Result<LandingRegion, LoanError> {
-        self.engine.landing_region(len)
     }
 
     /// The end of a message that was handed over, if one has ended.
@@ -440,7 +329,10 @@ impl<P: Port> Endpoint<P> {
             IdleStep::Sleep(most) => {
                 let most = if self.is_busy() { BUSY_STEP } else { most };
                 let most = most.min(longest);
-                let most = self.until_departure().map_or(most, |left| most.min(left));
+                let most = self
+                    .extensions()
+                    .until_departure()
+                    .map_or(most, |left| most.min(left));
                 if !most.is_zero() {
                     self.engine.leave_queues();
                     let _ = self.engine.port.wait(most);
@@ -449,78 +341,17 @@ impl<P: Port> Endpoint<P> {
         }
     }
 
-    /// Sets what decides how much of a class of packets, or of all, may leave, or takes it away: with [`RateLimit`](crate::RateLimit) so many
-    /// bits per second of all sessions together. Control packets are never held back; the port's shaper counts them.
-    pub fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
-        self.engine.sending.shape(scope, shaper);
-    }
-
-    /// Registers packets that others make and that leave before messages, control packets aside. Its frames and descriptors are its own.
-    ///
-    /// # Errors
-    /// See [`FlowError`].
-    pub fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
-        self.engine.add_flow(spec, flow)
-    }
-
-    /// Takes a flow out: it is not asked again and hears nothing of what is under way. `None`: there is none of that name.
-    pub fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        self.engine.remove_flow(id)
-    }
-
-    /// Registers who takes packets of these types, of [`EXTENSION_TYPES`](lm_protocol::wire::lm::EXTENSION_TYPES). Without, they are counted
-    /// and not answered.
-    ///
-    /// # Errors
-    /// See [`HandlerError`].
-    pub fn add_handler(
-        &mut self,
-        types: RangeInclusive<u8>,
-        handler: Box<dyn Handler>,
-    ) -> Result<HandlerId, HandlerError> {
-        self.engine.small.handlers.add(types, handler)
-    }
-
-    /// Takes a handler out. `None`: there is none of that name.
-    pub fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
-        self.engine.small.handlers.remove(id)
-    }
-
-    /// Registers who decides where messages of many fragments land, instead of who did before, or takes that away. Without, they land in the
-    /// arena. Of messages that are announced already and have no memory yet it is asked at once.
-    pub fn place_by(&mut self, source: Option<Box<dyn ZoneSource>>) {
-        self.engine.place_by(source);
-    }
-
-    /// Asks again where the peer's message lands for which the source said [`Placement::Later`](crate::Placement::Later). `false`: no
-    /// message of that number waits.
-    pub fn retry(&mut self, peer: PeerId, number: u32) -> bool {
-        self.engine.retry(peer, number)
-    }
-
-    /// Takes the memory of a peer's message back that is under way: nothing more is posted for it, and its sender hears that it was declined
-    /// ([`RETRACTED`](crate::RETRACTED)). A source's region comes back by [`ZoneSource::settled`] when nothing that is posted covers it, and
-    /// the messages before it in its session are settled. `false`: no message of that number is under way.
-    pub fn retract(&mut self, peer: PeerId, number: u32) -> bool {
-        self.engine.retract(peer, number)
-    }
-
-    /// How long until a flow's packet or a handler is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
-    /// [`wait`](Endpoint::wait) waits no longer, and neither should an application that waits on the descriptor.
-    pub fn until_departure(&mut self) -> Option<Duration> {
-        let departure_ns = self.engine.next_departure_ns()?;
-        Some(Duration::from_nanos(departure_ns.saturating_sub(self.now_ns())))
-    }
-
     /// How long [`poll`](Endpoint::poll) may be left alone by whoever waits on the descriptor, for whatever that does not tell: timers,
-    /// completions, and what is due ([`until_departure`](Endpoint::until_departure)).
+    /// completions, and what is due ([`until_departure`](Extensions::until_departure)).
     pub fn until_poll(&mut self) -> Duration {
         let timers = match self.is_busy() {
             true => BUSY_STEP,
             false if self.engine.unconfirmed_messages() > 0 || self.engine.awaits_messages() => WAIT_STEP,
             false => QUIET_STEP,
         };
-        self.until_departure().map_or(timers, |left| timers.min(left))
+        self.extensions()
+            .until_departure()
+            .map_or(timers, |left| timers.min(left))
     }
 
     /// Nothing wakes for a completion, or for what is owed and comes with the next round: some are due.
@@ -543,42 +374,6 @@ impl<P: Port> Endpoint<P> {
     pub fn counters(&self) -> Counters {
         self.engine.counters
     }
-
-    /// What the gate decided so far: name of the verdict and number of packets.
-    pub fn gate_counters(&self) -> Vec<(&'static str, u64)> {
-        self.engine.port.verdicts()
-    }
-
-    /// The file in which its memory lies, where it is lent to other processes ([`crate::EndpointConfig::lend`]): who maps it writes a loaned
-    /// region at its [`umem_ranges`](SendRegion::umem_ranges) and reads a message at its [`umem_offset`](Message::umem_offset), which
-    /// this process holds meanwhile. Who has it can read and write all that this endpoint sends and receives.
-    pub fn memory_file(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.memory.umem().mapping().file()
-    }
-
-    /// How much landing memory there is, and may be.
-    pub fn landing_memory(&self) -> LandingMemory {
-        self.engine.landing_memory()
-    }
-
-    /// Position of the landing arena in the UMEM, in bytes: every message of many fragments lies in it.
-    pub fn landing_range(&self) -> Range<u64> {
-        let len = self
-            .engine
-            .landing
-            .as_ref()
-            .map_or(0, |landing| landing.arena.len());
-        self.landing_start..self.landing_start + len
-    }
-
-    /// Why the capture ended early, if it did.
-    pub fn take_capture_error(&mut self) -> Option<std::io::Error> {
-        self.engine.memory.take_capture_error()
-    }
-
-    /// Ends all sessions, waits a moment for the peers to confirm, and detaches from the interface. Dropping does
-    /// the same.
-    pub fn close(self) {}
 }
 
 impl<P: Port + AsFd> AsFd for Endpoint<P> {

@@ -100,7 +100,7 @@ impl Reading {
     }
 }
 
-/// A message of many fragments that is arriving, from a peer that is watched ([`crate::Endpoint::watch`]).
+/// A message of many fragments that is arriving, from a peer that is watched ([`crate::PeerHandle::watch`]).
 ///
 /// What is shown of it is final: those bytes neither change nor move until this value and the [`Message`](crate::Message) are dropped, in
 /// whatever order. Later ranges may be shown before earlier ones. May be moved to another thread, and outlives its message, its session and
@@ -108,7 +108,7 @@ impl Reading {
 ///
 /// ```no_run
 /// # fn f(mut endpoint: lm_dataplane::Endpoint, peer: lm_dataplane::PeerId) {
-/// endpoint.watch(peer);
+/// endpoint.peer(peer).watch();
 /// let mut sum = 0u64;
 /// while let Some(incoming) = endpoint.try_incoming() {
 ///     let mut done = 0;

@@ -1,5 +1,9 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
 
+// Unit tests of the engine run on the simulated NIC. It is a crate that uses this one, so they compile its source as a module here.
+#[cfg(any(test, feature = "fuzzing"))]
+extern crate self as lm_dataplane;
+
 mod admission;
 mod applying;
 mod arena;
@@ -63,7 +67,7 @@ mod release;
 mod requests;
 pub mod ring;
 mod ring_memory;
-mod ring_queue;
+pub mod ring_queue;
 pub mod route;
 mod scheduler;
 mod sending;
@@ -74,7 +78,15 @@ mod sending;
     allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
 )]
 mod sim_tests;
-pub mod simnic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[path = "../sim/src/simnic.rs"]
+#[allow(
+    unreachable_pub,
+    dead_code,
+    unused_imports,
+    reason = "it is a crate of its own as well"
+)]
+mod simnic;
 mod small;
 mod stewarded;
 mod stream;
@@ -89,11 +101,14 @@ mod words;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
-pub use config::{Admission, DEFAULT_PORT, EndpointConfig, IdleStrategy};
-pub use connect::{ConnectError, ConnectOptions};
+pub use config::{
+    Admission, AdmissionConfig, DEFAULT_PORT, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig,
+    ReceiveConfig,
+};
+pub use connect::{ConnectError, ConnectOptions, Session};
 pub use counters::{Counters, Drops, Violations};
 pub use daemon::{DaemonError, ipc};
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, Extensions, PeerHandle, Status};
 pub use error::OpenError;
 pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};
 pub use incoming::{Ending, Incoming};

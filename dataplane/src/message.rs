@@ -68,7 +68,7 @@ impl Message {
     }
 
     /// Position of the payload's first byte in the endpoint's UMEM, in bytes; lies inside
-    /// [`crate::Endpoint::landing_range`] for a message of many fragments.
+    /// [`crate::Status::landing_range`] for a message of many fragments.
     pub fn umem_offset(&self) -> u64 {
         self.address
     }
@@ -117,7 +117,7 @@ impl Drop for Message {
 }
 
 /// A landing zone that the application holds before a message arrives, of the shape that invariant I2 asks
-/// for. From [`crate::Endpoint::landing_region`]; used with [`Placement::Land`](crate::Placement::Land).
+/// for. From [`crate::Extensions::landing_region`]; used with [`Placement::Land`](crate::Placement::Land).
 #[derive(Debug)]
 pub struct LandingRegion {
     pub(crate) loaned: Arc<Loaned>,

@@ -9,7 +9,7 @@ use lm_protocol::geometry::MIN_MTU;
 use lm_protocol::session::Admit;
 
 use crate::bounds::PREFIX_LEN_MAX;
-use crate::config::EndpointConfig;
+use crate::config::{EndpointConfig, LinkConfig};
 use crate::endpoint::Endpoint;
 use crate::error::OpenError;
 use crate::kernel::{KernelNic, KernelNicConfig};
@@ -23,7 +23,7 @@ use crate::port::{Caps, EffectiveMode, ModeRequest, Port};
 const ON_THE_WAY_VETH: u32 = 192;
 
 impl Endpoint {
-    /// Opens an endpoint that admits every sender for messages up to `config.max_message_len`.
+    /// Opens an endpoint that admits every sender for messages up to `config.receive.max_message_len`.
     ///
     /// # Errors
     /// [`OpenError`]; nothing stays attached.
@@ -39,8 +39,10 @@ impl Endpoint {
         let daemon = daemon_for(config)?;
         if let Some(client) = daemon {
             let unplaced = EndpointConfig {
-                general_queue: 0,
-                landing_queue: None,
+                link: LinkConfig {
+                    queue: None,
+                    ..config.clone().link
+                },
                 ..config.clone()
             };
             let mut site = Site::look(&unplaced)?;
@@ -48,7 +50,7 @@ impl Endpoint {
             return opened.into_endpoint(site.device, &site.shape, site.warnings, admit);
         }
         let mut site = Site::look(config)?;
-        let opened = match config.mode {
+        let opened = match config.link.mode {
             ModeRequest::ZeroCopy => Opened::zero_copy(config, &site)?,
             ModeRequest::Copy | ModeRequest::Generic => Opened::copy(config, &mut site)?,
             ModeRequest::Auto if !site.may_have_zero_copy() => Opened::copy(config, &mut site)?,
@@ -142,7 +144,7 @@ impl Site {
             mapping: memory.mapping,
             chunk_len: memory.chunk_len,
             multi_buffer: memory.multi_buffer,
-            poll_queues: config.poll_queues && self.veth,
+            poll_queues: self.veth,
         }
     }
 
@@ -202,11 +204,7 @@ impl Opened<KernelNic> {
                 interface: site.interface.name.clone(),
             }));
         }
-        let config = EndpointConfig {
-            huge_pages: HugePages::On,
-            ..config.clone()
-        };
-        let mut opened = Opened::open(config, plan, site)?;
+        let mut opened = Opened::open(config.clone(), plan, site)?;
         if opened.port.effective_mode() != EffectiveMode::ZeroCopy {
             return Err(OpenError::NoZeroCopy(Obstacle::NoZeroCopy {
                 interface: site.interface.name.clone(),
@@ -231,11 +229,11 @@ impl Opened<KernelNic> {
     }
 
     fn open(config: EndpointConfig, plan: MemoryPlan, site: &Site) -> Result<Opened<KernelNic>, OpenError> {
-        let umem = reserve(&config, &plan)?;
-        let mode = match plan.device_moves {
-            true => ModeRequest::ZeroCopy,
-            false => config.mode,
+        let (mode, pages) = match plan.device_moves {
+            true => (ModeRequest::ZeroCopy, HugePages::On),
+            false => (config.link.mode, HugePages::Auto),
         };
+        let umem = reserve(&config, &plan, pages)?;
         let nic = KernelNic::open(&site.nic_config(&config, plan.port_memory(&umem), mode))?;
         Opened::assemble(config, plan, umem, nic, &site.shape)
     }

@@ -23,13 +23,13 @@ const SOCKET_VARIABLE: &str = "LM_ADMISSION_SOCKET";
 /// # Errors
 /// A daemon that was asked for by path and cannot be used, or one that is there and cannot be used.
 pub(crate) fn daemon_for(config: &EndpointConfig) -> Result<Option<Client>, OpenError> {
-    match &config.admission {
+    match &config.admission.by {
         Admission::Embedded => Ok(None),
-        Admission::Daemon(_) if config.key.is_some() => Err(OpenError::Config(
+        Admission::Daemon(_) if config.admission.key.is_some() => Err(OpenError::Config(
             "the admission daemon has the cluster's key itself: leave the key out, or admit embedded"
                 .to_owned(),
         )),
-        Admission::Auto if config.key.is_some() => Ok(None),
+        Admission::Auto if config.admission.key.is_some() => Ok(None),
         Admission::Daemon(path) => Ok(Some(Client::connect(path)?)),
         Admission::Auto => {
             let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
@@ -52,13 +52,13 @@ impl Opened<KernelNic> {
     ) -> Result<Opened<KernelNic>, OpenError> {
         let local_ip = site.local_ip();
         let udp = UdpPair::bind_data(local_ip, config.port).map_err(crate::port::PortError::from)?;
-        let mode = match config.mode {
+        let mode = match config.link.mode {
             ModeRequest::Auto => Mode::Auto,
             ModeRequest::ZeroCopy => Mode::ZeroCopy,
             ModeRequest::Copy => Mode::Copy,
             ModeRequest::Generic => Mode::Generic,
         };
-        let lands = config.landing_len > 0;
+        let lands = config.memory.landing_len > 0;
         let joined = client.join(
             &site.interface.name,
             lands,
@@ -72,17 +72,14 @@ impl Opened<KernelNic> {
             )));
         }
         site.shape.queues = queues_of(&joined, lands)?;
-        let mut config = config.clone();
-        config.general_queue = site.shape.queues.general.unwrap_or(0);
-        config.landing_queue = site.shape.queues.landing;
-        let plan = site.plan(&config)?;
+        let plan = site.plan(config)?;
         let umem = Umem::shared(plan.total_len()).map_err(|source| OpenError::Memory {
             len: plan.total_len(),
             source,
         })?;
         let daemon = Daemon::new(client);
         let nic = KernelNic::joined(
-            &site.nic_config(&config, plan.port_memory(&umem), ModeRequest::Copy),
+            &site.nic_config(config, plan.port_memory(&umem), ModeRequest::Copy),
             daemon.clone(),
             &joined,
             udp,
@@ -91,11 +88,11 @@ impl Opened<KernelNic> {
             queue,
             mtu: site.shape.mtu,
             chunk_len: plan.chunk_len,
-            max_message_len: config.max_message_len,
+            max_message_len: config.receive.max_message_len,
             window_max: WINDOW_FRAGMENTS_MAX,
-            allow: config.allow.clone(),
+            allow: config.admission.allow.clone(),
         });
-        let mut opened = Opened::assemble(config, plan, umem, nic, &site.shape)?;
+        let mut opened = Opened::assemble(config.clone(), plan, umem, nic, &site.shape)?;
         if let Some(offer) = offer {
             daemon.client().done(Call::Receive(offer), &[])?;
         }

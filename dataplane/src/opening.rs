@@ -92,9 +92,9 @@ impl MemoryPlan {
         let several = caps.witness && packet_len > frame_capacity;
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
-        let send_len = pages_len(config.send_len);
+        let send_len = pages_len(config.memory.send_len);
         let spare_frames = send_arena + send_len;
-        let lands = config.landing_len > 0;
+        let lands = config.memory.landing_len > 0;
         let spare_count = match lands {
             true => spare_frame_count(&caps),
             false => 0,
@@ -105,10 +105,10 @@ impl MemoryPlan {
                 true => DATAGRAM_LEN_MAX,
                 false => 0,
             };
-        let (landing_len, landing_len_max) = match config.landing_len {
+        let (landing_len, landing_len_max) = match config.memory.landing_len {
             0 => (0, 0),
             len => {
-                let limit = config.max_message_len.min(layout.max_message_len());
+                let limit = config.receive.max_message_len.min(layout.max_message_len());
                 let largest = layout.message(limit)?;
                 let zone_len = ZoneShape::new(&largest, chunk_len, caps.prefix_len).total_len();
                 let len = pages_len(len);
@@ -197,42 +197,29 @@ pub(crate) struct Queues {
 impl Queues {
     pub(crate) fn choose(config: &EndpointConfig, device: &Device) -> Result<Queues, OpenError> {
         let queues = device.queues.max(1);
-        let general = config.general_queue;
-        let missing = |queue: u32| {
-            OpenError::Config(format!(
+        if let Some(queue) = config.link.queue.filter(|&queue| queue >= queues) {
+            return Err(OpenError::Config(format!(
                 "{} has {queues} receive queue(s), so there is no queue {queue}; choose one below {queues} \
                  (--queue), or add queues (ethtool -L {} combined N)",
                 device.name, device.name
-            ))
-        };
-        if general >= queues {
-            return Err(missing(general));
+            )));
         }
-        if config.landing_len == 0 {
-            return Ok(Queues {
-                general: Some(general),
+        let landing = config.link.queue.unwrap_or(u32::from(queues > 1));
+        Ok(match (config.memory.landing_len, landing) {
+            (0, _) => Queues {
+                general: Some(0),
                 landing: None,
-            });
-        }
-        match config.landing_queue {
-            Some(queue) if queue >= queues => Err(missing(queue)),
-            Some(queue) if queue != general => Ok(Queues {
-                general: Some(general),
-                landing: Some(queue),
-            }),
-            None if queues > 1 => {
-                let landing = if general + 1 < queues { general + 1 } else { 0 };
-                Ok(Queues {
-                    general: Some(general),
-                    landing: Some(landing),
-                })
-            }
+            },
             // One queue for both: it lands, and small traffic uses the kernel's UDP socket.
-            _ => Ok(Queues {
+            (_, 0) => Queues {
                 general: None,
-                landing: Some(general),
-            }),
-        }
+                landing: Some(0),
+            },
+            (_, landing) => Queues {
+                general: Some(0),
+                landing: Some(landing),
+            },
+        })
     }
 }
 
@@ -344,11 +331,18 @@ impl<P: Port> Parts<P> {
         // Everything that can be outside at once: frames as messages, zones and who reads them early, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + 2 * ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         // Where a daemon grants, nobody else does.
-        let capture = config.capture.clone().map(Capture::new);
+        let capture = config.link.capture.clone().map(Capture::new);
         let (data, has_daemon) = (fixed.local, daemon.is_some());
         let boot_id = entropy.draw();
-        let node =
-            (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));
+        let node = (!has_daemon).then(|| {
+            OwnNode::new(
+                data,
+                config.admission.key.clone(),
+                config.patience,
+                admit,
+                boot_id,
+            )
+        });
         let mut engine = Engine {
             port,
             fixed,
@@ -373,9 +367,9 @@ impl<P: Port> Parts<P> {
                 requests: Requests::new(PEERS_MAX),
                 node,
                 stewarded: Stewarded::new(daemon),
-                introductions: Introductions::new(&mut entropy, config.allow.clone()),
+                introductions: Introductions::new(&mut entropy, config.admission.allow.clone()),
                 entropy,
-                key: config.key.clone(),
+                key: config.admission.key.clone(),
             },
             told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),

@@ -67,7 +67,7 @@ pub struct PortMemory<'a> {
 
 impl<P: Port> Endpoint<P> {
     /// Opens an endpoint on a port of another kind than the kernel's: `open` makes one that moves packets in the memory it is given. The
-    /// endpoint admits every sender itself, for messages up to `config.max_message_len`.
+    /// endpoint admits every sender itself, for messages up to `config.receive.max_message_len`.
     ///
     /// What `config` says of the interface's name, its mode, the port number and the daemon is not looked at.
     ///
@@ -80,7 +80,7 @@ impl<P: Port> Endpoint<P> {
     ) -> Result<Endpoint<P>, OpenError> {
         let (shape, warnings) = Shape::new(config, device)?;
         let plan = MemoryPlan::new(config, &shape.layout, device.chunk_len, device.caps)?;
-        let umem = reserve(config, &plan)?;
+        let umem = reserve(config, &plan, HugePages::Auto)?;
         let port = open(plan.port_memory(&umem))?;
         let opened = Opened::assemble(config.clone(), plan, umem, port, &shape)?;
         opened.into_endpoint(device.clone(), &shape, warnings, Box::new(everybody(config)))
@@ -90,20 +90,24 @@ impl<P: Port> Endpoint<P> {
 /// Every sender, for messages as long as the endpoint takes.
 pub(crate) fn everybody(config: &EndpointConfig) -> Permit {
     Permit {
-        max_message_len: config.max_message_len,
+        max_message_len: config.receive.max_message_len,
         lease: LEASE,
     }
 }
 
 /// The memory that is planned.
-pub(crate) fn reserve(config: &EndpointConfig, plan: &MemoryPlan) -> Result<Umem, OpenError> {
+pub(crate) fn reserve(
+    config: &EndpointConfig,
+    plan: &MemoryPlan,
+    pages: HugePages,
+) -> Result<Umem, OpenError> {
     // Long messages are rare and huge pages dear: what they need is taken when a sender announces some.
-    let reserved_len = match config.huge_pages {
+    let reserved_len = match pages {
         HugePages::On => plan.registered_len(),
         HugePages::Auto | HugePages::Off => plan.total_len(),
     };
-    let umem = match (config.lend, config.huge_pages) {
-        (false, huge_pages) => Umem::reserved(plan.total_len(), reserved_len, huge_pages),
+    let umem = match (config.memory.lend, pages) {
+        (false, pages) => Umem::reserved(plan.total_len(), reserved_len, pages),
         (true, HugePages::On) => {
             let error = "memory that other processes are lent is never in huge pages; use copy mode, or do not lend it";
             return Err(OpenError::Config(error.into()));
@@ -136,7 +140,7 @@ impl Shape {
             )));
         }
         let (mtu, warnings) = effective_mtu(config, device)?;
-        let window = WindowShape::new(config.window_fragments)
+        let window = WindowShape::new(config.receive.window_fragments)
             .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
         let shape = Shape {
             layout: Layout::new(Wire::Lm, mtu, LinkShape::IPV4)?,
@@ -198,14 +202,13 @@ impl<P: Port> Opened<P> {
 
     /// Packets that a sender may have on the way, in the device or posted.
     fn on_the_way(&self, device: &Device) -> OnTheWay {
-        match (self.config.packets_on_the_way, self.plan.caps.tx_bound) {
-            (Some(packets), _) => OnTheWay::by_anybody(packets),
-            (None, 0) if !self.plan.is_zero_copy() => OnTheWay::by_anybody(u32::MAX),
+        match self.plan.caps.tx_bound {
+            0 if !self.plan.is_zero_copy() => OnTheWay::by_anybody(u32::MAX),
             // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
-            (None, 0) => OnTheWay::by_anybody(device.rx_ring_len / 4 * 3),
+            0 => OnTheWay::by_anybody(device.rx_ring_len / 4 * 3),
             // Of a sender whose own completions keep the far ring from overflowing four times as many: the receiver's work goes on while
             // the next credit is under way.
-            (None, held) => OnTheWay { held, most: 4 * held },
+            held => OnTheWay { held, most: 4 * held },
         }
     }
 
@@ -251,11 +254,11 @@ impl<P: Port> Opened<P> {
                 one_processor: generic,
                 on_the_way,
                 ring_len: landing_ring_len(&plan.caps),
-                max_message_len: config.max_message_len,
-                landing_len: config.landing_len,
-                in_order: config.in_order,
-                exclusive: config.exclusive,
-                may_copy: config.mode == ModeRequest::Auto,
+                max_message_len: config.receive.max_message_len,
+                landing_len: config.memory.landing_len,
+                in_order: config.receive.in_order,
+                exclusive: config.receive.exclusive,
+                may_copy: config.link.mode == ModeRequest::Auto,
             },
         };
         let mut engine = parts.into_engine(port, &config, fixed, umem, &plan, admit, daemon, entropy);
@@ -280,7 +283,7 @@ impl<P: Port> Opened<P> {
 fn effective_mtu(config: &EndpointConfig, device: &Device) -> Result<(u16, Vec<String>), OpenError> {
     let mut warnings = Vec::new();
     let available = device.mtu.min(u32::from(u16::MAX)) as u16;
-    let wanted = config.mtu.unwrap_or(available);
+    let wanted = config.link.mtu.unwrap_or(available);
     let name = &device.name;
     if wanted > available {
         return Err(OpenError::Config(format!(

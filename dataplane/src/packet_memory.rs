@@ -77,7 +77,7 @@ impl PacketMemory {
     }
 
     /// Why the capture ended early, if it did.
-    pub(crate) fn take_capture_error(&mut self) -> Option<io::Error> {
-        self.capture.as_mut().and_then(Capture::take_error)
+    pub(crate) fn capture_error(&self) -> Option<&io::Error> {
+        self.capture.as_ref().and_then(Capture::error)
     }
 }

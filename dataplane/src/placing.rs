@@ -3,9 +3,9 @@
 //! ```text
 //!  announced ── place ─┬─ Land(region) ── it lands there ──────────── settled(Landed(message))
 //!                      ├─ Arena ───────── as without a source
-//!                      ├─ Later ───────── Endpoint::retry ── place …
+//!                      ├─ Later ───────── PeerHandle::retry ── place …
 //!                      └─ Refuse(status)─ Outcome::Declined { status } at its sender
-//!  Endpoint::retract ── nothing more is posted ── no entry covers the region ── settled(Retracted(region))
+//!  PeerHandle::retract ── nothing more is posted ── no entry covers the region ── settled(Retracted(region))
 //! ```
 
 use std::fmt;
@@ -17,14 +17,14 @@ use crate::landing::Zone;
 use crate::message::{LandingRegion, Message};
 use crate::release::{Loaned, Released};
 
-/// The status of a message that was taken back ([`Endpoint::retract`](crate::Endpoint::retract)).
+/// The status of a message that was taken back ([`PeerHandle::retract`](crate::PeerHandle::retract)).
 pub const RETRACTED: u16 = 0;
 
 /// Decides where messages of many fragments land. It is called while the endpoint polls, so it does not block; regions are made before
-/// ([`Endpoint::landing_region`](crate::Endpoint::landing_region)).
+/// ([`Extensions::landing_region`](crate::Extensions::landing_region)).
 pub trait ZoneSource: Send {
     /// Where a message that was just announced is to land. Messages of a session are asked for in their order, each once, and again after
-    /// [`Endpoint::retry`](crate::Endpoint::retry).
+    /// [`PeerHandle::retry`](crate::PeerHandle::retry).
     fn place(&mut self, of: &Announced<'_>) -> Placement;
 
     /// What became of a message whose region came from here. Nothing that is posted covers the region any more (I1).
@@ -53,7 +53,7 @@ pub enum Placement {
     Arena,
     /// In this region. Where it is too short ([`ZoneSource::settled`] gives it back at once) the message lands in the arena.
     Land(LandingRegion),
-    /// Not yet: neither it nor what is behind it in its session has credit until [`Endpoint::retry`](crate::Endpoint::retry). The session
+    /// Not yet: neither it nor what is behind it in its session has credit until [`PeerHandle::retry`](crate::PeerHandle::retry). The session
     /// stays, and its sender waits as long as it takes.
     Later,
     /// Nowhere. Its sender hears the status ([`Outcome::Declined`](crate::Outcome::Declined)), and later messages go on.

@@ -54,7 +54,8 @@ pub struct SendRegion {
     /// For a receiver with LM, which knows the message's length without its headers.
     in_session: bool,
     written: u64,
-    pub(crate) words: Words,
+    /// Few messages have some, and each region is moved several times.
+    pub(crate) words: Option<Box<Words>>,
 }
 
 impl SendRegion {
@@ -76,7 +77,7 @@ impl SendRegion {
             len,
             in_session,
             written: 0,
-            words: Words::NONE,
+            words: None,
         }
     }
 
@@ -114,7 +115,7 @@ impl SendRegion {
         if !self.in_session || matches!(self.released, Some(Released::TransmitFrame(_))) {
             return Err(WordsError::NotAnnounced);
         }
-        self.words = Words::new(words)?;
+        self.words = Some(Box::new(Words::new(words)?));
         Ok(())
     }
 
@@ -124,7 +125,7 @@ impl SendRegion {
     }
 
     /// Where the payload lies in the endpoint's memory, in bytes, in message order and holes left out: as
-    /// [`payloads_mut`](SendRegion::payloads_mut), for another process that fills it ([`Endpoint::memory_file`](crate::Endpoint::memory_file)).
+    /// [`payloads_mut`](SendRegion::payloads_mut), for another process that fills it ([`Status::memory_file`](crate::Status::memory_file)).
     pub fn umem_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         (0..self.payload_fragments()).map(|index| self.umem_range(index))
     }

@@ -20,6 +20,7 @@ use crate::region::TrySendError;
 use crate::release::Released;
 use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec};
 use crate::sending::SmallMessage;
+use crate::words::Words;
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -94,7 +95,7 @@ impl<P: Port> Engine<P> {
     #[allow(clippy::result_large_err)]
     pub(crate) fn submit(
         &mut self,
-        region: SendRegion,
+        mut region: SendRegion,
         tag: u64,
         now_ns: u64,
     ) -> Result<SendToken, TrySendError> {
@@ -108,7 +109,7 @@ impl<P: Port> Engine<P> {
             return Err(TrySendError { region, reason });
         }
         let token = self.told.new_token();
-        let (index, words) = (region.peer.index, region.words);
+        let (index, words) = (region.peer.index, region.words.take());
         let (released, start, geometry, len) = region.into_sent();
         match released {
             Released::TransmitFrame(address) => {
@@ -124,7 +125,7 @@ impl<P: Port> Engine<P> {
                     &mut self.sending.outgoing,
                     &peer.addressing,
                     (released, start, geometry, len),
-                    (tag, words),
+                    (tag, words.map_or(Words::NONE, |words| *words)),
                     token,
                     now_ns,
                 );

@@ -44,7 +44,8 @@ pub struct RingRx<B> {
 }
 
 impl<B: Bell> RingRx<B> {
-    pub(crate) fn new(fill: FillRing, rx: RxRing, log: Log, bell: B) -> RingRx<B> {
+    /// Of these rings; `log` tells what the gate put where.
+    pub fn new(fill: FillRing, rx: RxRing, log: Log, bell: B) -> RingRx<B> {
         RingRx {
             fill,
             rx,
@@ -54,7 +55,7 @@ impl<B: Bell> RingRx<B> {
     }
 
     /// Gives up what it has of its socket: nothing comes. What was accepted is known still.
-    pub(crate) fn close(&mut self) {
+    pub fn close(&mut self) {
         (self.fill, _) = in_memory(1, 0);
         (_, self.rx) = in_memory(1, 0);
         self.bell = None;
@@ -63,7 +64,7 @@ impl<B: Bell> RingRx<B> {
     /// The log, to tamper with.
     #[cfg(any(test, feature = "fuzzing"))]
     #[cfg_attr(not(test), allow(dead_code, reason = "tests tamper with it"))]
-    pub(crate) fn log(&self) -> &Log {
+    pub fn log(&self) -> &Log {
         &self.log
     }
 }
@@ -170,7 +171,8 @@ pub struct RingTx<B> {
 }
 
 impl<B: Bell> RingTx<B> {
-    pub(crate) fn new(tx: TxRing, completion: CompletionRing, bell: B) -> RingTx<B> {
+    /// Of these rings.
+    pub fn new(tx: TxRing, completion: CompletionRing, bell: B) -> RingTx<B> {
         RingTx {
             tx,
             completion,
@@ -179,7 +181,7 @@ impl<B: Bell> RingTx<B> {
     }
 
     /// Gives up what it has of its socket: there is no room.
-    pub(crate) fn close(&mut self) {
+    pub fn close(&mut self) {
         (self.tx, _) = in_memory(1, 0);
         (_, self.completion) = in_memory(1, 0);
         self.bell = None;

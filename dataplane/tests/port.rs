@@ -13,7 +13,6 @@ use lm_dataplane::port::{
     TxQueue, WakeError,
 };
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
 use lm_dataplane::xsk::XdpStatistics;
 use lm_dataplane::{KernelNic, KernelNicConfig, UdpError};
 use lm_ebpf::{AttachError, CpuCheck, Verdict};
@@ -21,6 +20,7 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
+use lm_sim::{Delivery, HostConfig, SimNic, Wire, WireConfig};
 
 const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -419,7 +419,7 @@ fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<S
         ring_start,
     };
     let shifted = config.queue_shift != 0;
-    let (wire, nic_a, nic_b) = simnic::wire(config, [host(A, &a), host(B, &b)]);
+    let (wire, nic_a, nic_b) = lm_sim::wire(config, [host(A, &a), host(B, &b)]);
     (wire, Host::new(nic_a, a, shifted), Host::new(nic_b, b, shifted))
 }
 
@@ -433,7 +433,7 @@ fn the_story_on_the_simulated_nic() {
             };
             let (wire, a, b) = simulated(config, ring_start);
             assert_eq!(a.nic.effective_mode(), EffectiveMode::Simulated);
-            story(a, b, [simnic::mac_of(A), simnic::mac_of(B)]);
+            story(a, b, [lm_sim::mac_of(A), lm_sim::mac_of(B)]);
             let counters = wire.counters();
             assert_eq!(
                 (counters.too_long, counters.stack_ignored, counters.socket_full),

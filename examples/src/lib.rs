@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_dataplane::port::Port;
-use lm_dataplane::simnic::{Impairments, Semantics, SimNic, Wire, WireConfig, ZeroCopy};
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, PeerId};
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, ReceiveConfig, Session};
 use lm_protocol::time::Time;
+use lm_sim::{Impairments, Semantics, SimNic, Wire, WireConfig, ZeroCopy};
 
 /// Data port of both hosts.
 pub const PORT: u16 = 7168;
@@ -101,7 +101,7 @@ impl World {
     /// A session of endpoint `from` with the other one.
     pub fn connect(&mut self, from: usize, options: &ConnectOptions) -> PeerId {
         let peer = request(&mut self.ends[from], 1 - from, options);
-        self.until(|world| world.ends[from].session_outcome(peer))
+        self.until(|world| world.ends[from].peer(peer).session_outcome())
             .expect("a session");
         peer
     }
@@ -110,11 +110,11 @@ impl World {
 /// Asks host number `to` for a session.
 pub fn request<P: Port>(end: &mut Endpoint<P>, to: usize, options: &ConnectOptions) -> PeerId {
     let resolved = ConnectOptions {
-        session: false,
+        session: Session::Later,
         ..*options
     };
     let peer = end.connect(HOSTS[to], &resolved).expect("a host of the wire");
-    end.request_session(peer, options).expect("a peer");
+    end.peer(peer).request_session(options).expect("a peer");
     peer
 }
 
@@ -122,10 +122,16 @@ pub fn request<P: Port>(end: &mut Endpoint<P>, to: usize, options: &ConnectOptio
 pub fn small() -> EndpointConfig {
     EndpointConfig {
         port: PORT,
-        landing_len: 4 << 20,
-        send_len: 2 << 20,
-        max_message_len: 1 << 20,
-        window_fragments: 32,
+        memory: MemoryConfig {
+            landing_len: 4 << 20,
+            send_len: 2 << 20,
+            ..MemoryConfig::default()
+        },
+        receive: ReceiveConfig {
+            max_message_len: 1 << 20,
+            window_fragments: 32,
+            ..ReceiveConfig::default()
+        },
         ..EndpointConfig::default()
     }
 }

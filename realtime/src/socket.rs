@@ -219,7 +219,9 @@ impl RealTime {
         link: Option<Parameters>,
         clock: impl Fn() -> Time + Send + Sync + 'static,
     ) -> Result<RealTime, OpenError> {
-        let smoother = link.map(|link| Smoother::new(link, endpoint.now())).transpose()?;
+        let smoother = link
+            .map(|link| Smoother::new(link, endpoint.status().now()))
+            .transpose()?;
         let hub = Arc::new(Hub {
             clock: Box::new(clock),
             smoother: smoother.map(Mutex::new),
@@ -228,20 +230,20 @@ impl RealTime {
             refused_packets: AtomicU64::new(0),
             refused_reports: AtomicU64::new(0),
         });
-        endpoint.add_handler(
+        endpoint.extensions().add_handler(
             TYPE_REALTIME..=TYPE_REALTIME,
             Box::new(Receiving::new(Arc::clone(&hub))),
         )?;
-        endpoint.add_handler(
+        endpoint.extensions().add_handler(
             TYPE_RT_REPORT..=TYPE_RT_REPORT,
             Box::new(Reports(Arc::clone(&hub))),
         )?;
         if hub.smoother.is_some() {
             let smoothed = Smoothed {
                 hub: Arc::clone(&hub),
-                asked: endpoint.now(),
+                asked: endpoint.status().now(),
             };
-            endpoint.shape(Scope::Port, Some(Box::new(smoothed)));
+            endpoint.extensions().shape(Scope::Port, Some(Box::new(smoothed)));
         }
         Ok(RealTime(hub))
     }
@@ -323,9 +325,9 @@ impl RtSocket {
             free: (0..self.config.frames).collect(),
         };
         self.disconnect(endpoint);
-        let id = endpoint.add_flow(&spec, Box::new(leaving))?;
+        let id = endpoint.extensions().add_flow(&spec, Box::new(leaving))?;
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
-        let mtu = endpoint.device().mtu as usize;
+        let mtu = endpoint.status().device().mtu as usize;
         self.payload_max = mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN);
         // All buffers are made here: sending takes none.
         while self
@@ -345,7 +347,7 @@ impl RtSocket {
 
     fn disconnect<P: Port>(&mut self, endpoint: &mut Endpoint<P>) {
         if let Some((id, peer, flow)) = self.flow.take() {
-            endpoint.remove_flow(id);
+            endpoint.extensions().remove_flow(id);
             locked(&self.hub.flows).retain(|known| known.0 != peer || known.1.key != flow.key);
         }
     }

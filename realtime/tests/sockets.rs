@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lm_dataplane::simnic::{Impairments, Semantics};
 use lm_dataplane::{ConnectOptions, Outcome, PeerId, SendError as MessageError};
 use lm_examples::{Dice, ROUND_NS, World, noise, semantics, small};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{LmHeader, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
 use lm_realtime::{OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
+use lm_sim::{Impairments, Semantics};
 
 const PORT: u16 = 5000;
 

@@ -126,7 +126,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "words",
         ],
     ),
-    (Beside, &["fuzzing", "lib", "simnic"]),
+    (Beside, &["fuzzing", "lib"]),
 ];
 
 /// The parts that are other crates. What these never name, the compiler knows.

@@ -287,13 +287,13 @@ pub(crate) fn a_flood_keeps_nobody_out(form: Form) {
         let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
         for number in 0..SESSIONS {
             if number > 0 {
-                a.open_session(peer, &up_to(LEN)).unwrap();
+                a.peer(peer).open_session(&up_to(LEN)).unwrap();
             }
-            assert_eq!(a.lands(peer), Some(true), "session {number}");
+            assert_eq!(a.peer(peer).lands(), Some(true), "session {number}");
             // A program does not hear of a session that ends in the turn of its daemon in which it was granted.
             let token = send(&mut a, peer, number, &content(number, LEN));
             assert_delivered(&settle(&mut a), &[(token, number, LEN)]);
-            a.end_session(peer);
+            a.peer(peer).end_session();
         }
     };
     let is_left = |daemon: &Daemon| {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lm_dataplane::{Admission, ClusterKey, Counters, EndpointConfig, IdleStrategy};
+use lm_dataplane::{Admission, AdmissionConfig, ClusterKey, Counters, EndpointConfig, IdleStrategy};
 use xtask::bed::{BedConfig, Host, INTERFACE, Launch, Side, ip};
 
 use crate::bed::{Daemon, Hosts, arguments, unpin, words};
@@ -174,8 +174,11 @@ impl Bed {
             Form::Daemon => (Admission::Daemon(self.socket(at)), None),
         };
         EndpointConfig {
-            admission,
-            key,
+            admission: AdmissionConfig {
+                by: admission,
+                key,
+                ..config(at).admission
+            },
             ..config(at)
         }
     }
@@ -240,7 +243,7 @@ impl Bed {
         let mut next = 0;
         while !over.is_set() {
             while let Some(message) = b.try_recv().expect("no failure") {
-                assert_eq!(b.peer_address(message.peer()), Some(HONEST));
+                assert_eq!(b.peer(message.peer()).address(), Some(HONEST));
                 check(&b, &message, next, message.len() as u64);
                 next += 1;
             }

@@ -9,7 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lm_dataplane::{Admission, ConnectError, ConnectOptions, Counters, EndpointConfig, Outcome};
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectError, ConnectOptions, Counters, EndpointConfig, LinkConfig, Outcome,
+    Session,
+};
 use lm_protocol::control::RejectReason;
 
 use crate::forger::{Forger, small_message, under_attack};
@@ -19,7 +22,7 @@ use crate::traffic::{PATIENCE, assert_delivered, content, open, send, settle, up
 /// Connects without a session: only small messages.
 fn small_only() -> ConnectOptions {
     ConnectOptions {
-        session: false,
+        session: Session::Later,
         ..ConnectOptions::default()
     }
 }
@@ -66,9 +69,12 @@ const VICTIM_SOCKET: &str = "LM_TEST_VICTIM_SOCKET";
 /// Sends one message, and waits for its end.
 fn live(tag: u64) {
     let mut a = open(&EndpointConfig {
-        admission: match std::env::var_os(VICTIM_SOCKET) {
-            Some(socket) => Admission::Daemon(socket.into()),
-            None => Admission::Embedded,
+        admission: AdmissionConfig {
+            by: match std::env::var_os(VICTIM_SOCKET) {
+                Some(socket) => Admission::Daemon(socket.into()),
+                None => Admission::Embedded,
+            },
+            ..config(At::Honest).admission
         },
         ..config(At::Honest)
     });
@@ -185,10 +191,13 @@ pub(crate) fn an_earlier_life_repeated_from_elsewhere_is_not_taken(form: Form) {
             }
         }
         assert_delivered(&settle(&mut a), &tokens);
-        a.close();
+        drop(a);
     };
     let recorded = EndpointConfig {
-        capture: Some(Arc::new(File::create(&capture.0).expect("a file"))),
+        link: LinkConfig {
+            capture: Some(Arc::new(File::create(&capture.0).expect("a file"))),
+            ..bed.config(At::Honest).link
+        },
         ..bed.config(At::Honest)
     };
     let receiver = bed.config(At::Receiver);
@@ -224,7 +233,10 @@ pub(crate) fn an_earlier_life_repeated_from_elsewhere_is_not_taken(form: Form) {
 pub(crate) fn who_is_not_allowed_is_heard_by_no_way(form: Form) {
     let Some(bed) = Bed::new(form) else { return };
     let receiver = EndpointConfig {
-        allow: vec![(*HONEST.ip(), 32)],
+        admission: AdmissionConfig {
+            allow: vec![(*HONEST.ip(), 32)],
+            ..bed.config(At::Receiver).admission
+        },
         ..bed.config(At::Receiver)
     };
     let stranger = || {
@@ -240,7 +252,7 @@ pub(crate) fn who_is_not_allowed_is_heard_by_no_way(form: Form) {
                 one_copy,
                 ..up_to(100_000)
             };
-            let refused = a.open_session(peer, &options);
+            let refused = a.peer(peer).open_session(&options);
             assert!(
                 matches!(
                     refused,

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{Counters, EndpointConfig, RecvError};
+use lm_dataplane::{Counters, EndpointConfig, MemoryConfig, RecvError};
 use lm_protocol::control::{ControlMessage, End, Proof};
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer, parse_datagram};
@@ -45,7 +45,7 @@ pub(crate) fn forged_requests_hold_no_place(form: Form) {
             .collect();
         assert_delivered(&settle(&mut a), &tokens);
         let took = begun.elapsed();
-        a.close();
+        drop(a);
         (place, took)
     };
     let receiver = bed.config(At::Receiver);
@@ -237,14 +237,16 @@ pub(crate) fn unused_places_go_to_whoever_waits(form: Form) {
         let peer = a.connect(RECEIVER, &up_to(100_000)).unwrap();
         let first = send(&mut a, peer, 0, &content(0, 100_000));
         assert_delivered(&settle(&mut a), &[(first, 0, 100_000)]);
-        assert_eq!(a.lands(peer), Some(true));
+        assert_eq!(a.peer(peer).lands(), Some(true));
         landed.set();
         let begun = Instant::now();
         match form {
             // Half of the places each and all but our own: ours goes when it was unused for longest.
-            Form::Embedded => wait_until(&mut a, "our place is taken", |a| a.lands(peer) == Some(false)),
+            Form::Embedded => wait_until(&mut a, "our place is taken", |a| {
+                a.peer(peer).lands() == Some(false)
+            }),
             Form::Daemon => wait_until(&mut a, "our place could be another's", |a| {
-                assert_eq!(a.lands(peer), Some(true));
+                assert_eq!(a.peer(peer).lands(), Some(true));
                 begun.elapsed() > UNUSED_MAX + Duration::from_secs(1) && rounds.load(Ordering::Relaxed) > 2
             }),
         }
@@ -252,7 +254,7 @@ pub(crate) fn unused_places_go_to_whoever_waits(form: Form) {
         assert_delivered(&settle(&mut a), &[(second, 1, 100_000)]);
         // Who has nothing to send needs no place: it goes on sending until it has one.
         let begun = Instant::now();
-        while a.lands(peer) != Some(true) {
+        while a.peer(peer).lands() != Some(true) {
             assert!(begun.elapsed() < Duration::from_secs(20), "messages land again");
             let number = sent.fetch_add(1, Ordering::Relaxed);
             let token = send(&mut a, peer, number, &content(number, 100_000));
@@ -297,7 +299,10 @@ pub(crate) fn a_silent_sender_holds_up_nobody(form: Form) {
     let sender = |at| EndpointConfig {
         patience: 3 * PATIENCE,
         port: 0,
-        send_len: 64 << 20,
+        memory: MemoryConfig {
+            send_len: 64 << 20,
+            ..bed.config(at).memory
+        },
         ..bed.config(at)
     };
     let receive = || {
@@ -331,7 +336,7 @@ pub(crate) fn a_silent_sender_holds_up_nobody(form: Form) {
         silent.set();
         over.wait();
         settle(&mut a);
-        a.close();
+        drop(a);
     };
     let send_meanwhile = || {
         silent.wait();
@@ -342,7 +347,7 @@ pub(crate) fn a_silent_sender_holds_up_nobody(form: Form) {
         }
         settle(&mut a);
         over.set();
-        a.close();
+        drop(a);
     };
     bed.run(receive, fall_silent, send_meanwhile);
 }
@@ -402,7 +407,7 @@ pub(crate) fn a_place_whose_message_does_not_come_goes_to_whoever_waits(form: Fo
         claimants.iter().for_each(Claimants::leave);
         let second = send(&mut a, peer, 3, &content(3, LEN));
         assert_delivered(&settle(&mut a), &[(second, 3, LEN)]);
-        wait_until(&mut a, "it lands again", |a| a.lands(peer) == Some(true));
+        wait_until(&mut a, "it lands again", |a| a.peer(peer).lands() == Some(true));
         let before = a.counters().messages_one_copy;
         let third = send(&mut a, peer, 4, &content(4, LEN));
         assert_delivered(&settle(&mut a), &[(third, 4, LEN)]);
@@ -414,12 +419,12 @@ pub(crate) fn a_place_whose_message_does_not_come_goes_to_whoever_waits(form: Fo
         let begun = Instant::now();
         let mut a = open(&patient(At::Honest));
         let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
-        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
+        wait_until(&mut a, "it has a place", |a| a.peer(peer).lands() == Some(true));
         let token = send(&mut a, peer, 1, &content(1, LEN));
         assert_delivered(&settle(&mut a), &[(token, 1, LEN)]);
         assert_eq!(a.counters().messages_one_copy, 0);
         println!("a place after {:?}", begun.elapsed());
-        a.close();
+        drop(a);
         landed.set();
     };
     bed.run(receive, wait_for_a_place, hold);
@@ -475,7 +480,7 @@ pub(crate) fn repeated_announcements_keep_no_place(form: Form) {
         held.wait();
         let mut a = open(&bed.config(At::Honest));
         let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
-        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
+        wait_until(&mut a, "it has a place", |a| a.peer(peer).lands() == Some(true));
         placed.set();
         left.wait();
         let token = send(&mut a, peer, 1, &content(1, LEN));

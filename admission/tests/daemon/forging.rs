@@ -11,7 +11,9 @@ use lm_dataplane::ipc::*;
 use lm_dataplane::memory::Mapping;
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::{BindMode, Rings, Xsk, XskConfig};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome};
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, Outcome,
+};
 use lm_protocol::control::Grant;
 use lm_protocol::wire::ipv4;
 use lm_protocol::wire::lm::{LmHeader, Trailer};
@@ -240,10 +242,17 @@ fn is_told_to_its_own(
 fn send_one(hosts: &Hosts, told: std::sync::mpsc::Receiver<()>) -> [Option<Outcome>; 2] {
     let mut endpoint = Endpoint::open(&EndpointConfig {
         interface: INTERFACE.to_owned(),
-        landing_len: 0,
-        admission: Admission::Daemon(hosts.socket(Side::Left)),
+
         // Nothing but a word of its receiver's ends it.
         patience: 4 * PATIENCE,
+        memory: MemoryConfig {
+            landing_len: 0,
+            ..MemoryConfig::default()
+        },
+        admission: AdmissionConfig {
+            by: Admission::Daemon(hosts.socket(Side::Left)),
+            ..AdmissionConfig::default()
+        },
         ..EndpointConfig::default()
     })
     .unwrap_or_else(|error| panic!("{error}"));

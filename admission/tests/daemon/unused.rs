@@ -7,7 +7,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use lm_dataplane::ipc::{Call, Event, Outcome as Told};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError};
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, Outcome, PeerId,
+    RecvError,
+};
 use lm_protocol::control::ControlMessage;
 use lm_protocol::landing;
 use lm_protocol::session::UNUSED_MAX;
@@ -84,9 +87,15 @@ impl Three {
         let config = EndpointConfig {
             interface: INTERFACE.to_owned(),
             port,
-            landing_len: if number == 0 { 16 << 20 } else { 0 },
-            admission: Admission::Daemon(self.socket(number)),
             patience: 4 * PATIENCE,
+            memory: MemoryConfig {
+                landing_len: if number == 0 { 16 << 20 } else { 0 },
+                ..MemoryConfig::default()
+            },
+            admission: AdmissionConfig {
+                by: Admission::Daemon(self.socket(number)),
+                ..AdmissionConfig::default()
+            },
             ..EndpointConfig::default()
         };
         let open = || Endpoint::open(&config).unwrap_or_else(|error| panic!("{error}"));
@@ -155,7 +164,7 @@ fn receive(mut endpoint: Endpoint, over: &AtomicBool) -> Vec<(u8, u64)> {
             };
             let tag = message.tag();
             assert!(*message == [tag as u8; LEN], "message {tag} is not what was sent");
-            let from = endpoint.peer_address(message.peer()).unwrap();
+            let from = endpoint.peer(message.peer()).address().unwrap();
             received.push((from.ip().octets()[3], tag));
         }
         endpoint.wait(Duration::from_millis(1));
@@ -231,12 +240,12 @@ fn beside_receiver(name: &str, expected: &[(u8, u64)], work: impl FnOnce(&Three)
 /// Its place is another's, because it went unused: it delivers all the same, and lands again when that one is let go.
 fn land_again(endpoint: &mut Endpoint, peer: PeerId, tags: [u64; 2], let_go: &Sender<()>) {
     serve_until(endpoint, "its place is another's", |endpoint| {
-        endpoint.lands(peer) == Some(false)
+        endpoint.peer(peer).lands() == Some(false)
     });
     deliver(endpoint, peer, tags[0]);
     let_go.send(()).expect("the other one is there");
     serve_until(endpoint, "it lands again", |endpoint| {
-        endpoint.lands(peer) == Some(true)
+        endpoint.peer(peer).lands() == Some(true)
     });
     let before = endpoint.counters().messages_one_copy;
     deliver(endpoint, peer, tags[1]);
@@ -248,7 +257,7 @@ fn come_later(three: &Three, tag: u64, placed: Sender<()>, let_go: Receiver<()>)
     three.with_endpoint(2, 0, move |mut endpoint| {
         let peer = connect(&mut endpoint, three.receiver());
         serve_until(&mut endpoint, "it has a place", |endpoint| {
-            endpoint.lands(peer) == Some(true)
+            endpoint.peer(peer).lands() == Some(true)
         });
         deliver(&mut endpoint, peer, tag);
         assert_eq!(endpoint.counters().messages_one_copy, 0);

@@ -6,7 +6,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig,
+    MemoryConfig, PeerId, ReceiveConfig, Session,
+};
 
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
@@ -37,7 +40,7 @@ pub struct EndpointArgs {
     #[arg(long, value_enum, default_value_t = Idle::Spin)]
     pub idle: Idle,
     /// Fragments in a window
-    #[arg(long, default_value_t = EndpointConfig::default().window_fragments)]
+    #[arg(long, default_value_t = EndpointConfig::default().receive.window_fragments)]
     pub window: u32,
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
@@ -73,24 +76,36 @@ impl EndpointArgs {
         let memory = u64::from(messages) * (message_len + message_len / 8 + (16 << 10));
         let config = EndpointConfig {
             interface,
-            mode: self.mode.into(),
             port,
-            mtu: self.mtu,
-            window_fragments: self.window,
-            max_message_len: message_len.max(1 << 20),
-            landing_len: memory.max(MEMORY_LEN),
-            send_len: memory.max(MEMORY_LEN),
             integrity: integrity.into(),
-            exclusive: self.exclusive,
-            admission: self.admission.clone(),
             idle: match self.idle {
                 Idle::Spin => IdleStrategy::SPIN,
                 Idle::Default => IdleStrategy::default(),
             },
+            link: LinkConfig {
+                mode: self.mode.into(),
+                mtu: self.mtu,
+                ..LinkConfig::default()
+            },
+            receive: ReceiveConfig {
+                window_fragments: self.window,
+                max_message_len: message_len.max(1 << 20),
+                exclusive: self.exclusive,
+                ..ReceiveConfig::default()
+            },
+            memory: MemoryConfig {
+                landing_len: memory.max(MEMORY_LEN),
+                send_len: memory.max(MEMORY_LEN),
+                ..MemoryConfig::default()
+            },
+            admission: AdmissionConfig {
+                by: self.admission.clone(),
+                ..AdmissionConfig::default()
+            },
             ..EndpointConfig::default()
         };
         let endpoint = Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))?;
-        for warning in endpoint.warnings() {
+        for warning in endpoint.status().warnings() {
             eprintln!("lm-bench: {warning}");
         }
         Ok(endpoint)
@@ -108,13 +123,13 @@ pub fn connect(
     options: &ConnectOptions,
 ) -> Result<PeerId, Failure> {
     let without = ConnectOptions {
-        session: false,
+        session: Session::Later,
         ..*options
     };
     let failed = |error| Failure::new(chain(&error));
     let peer = endpoint.connect(to, &without).map_err(failed)?;
-    if endpoint.max_message_len(peer) < options.max_message_len {
-        endpoint.open_session(peer, options).map_err(failed)?;
+    if endpoint.peer(peer).max_message_len() < options.max_message_len {
+        endpoint.peer(peer).open_session(options).map_err(failed)?;
     }
     Ok(peer)
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId};
+use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 
@@ -76,22 +76,26 @@ impl Tool {
         let input = Input::open(&options.file).map_err(Failure::new)?;
         let shape = Shape::new(&options, input.len())?;
         let meter = Meter::new(TOOL, &options.link, Instant::now())?;
+        let base = link::endpoint_config(&options.link)?;
         let config = EndpointConfig {
             interface: match &options.link.interface {
                 Some(name) => name.clone(),
                 None => link::interface_towards(*to.ip())?,
             },
-            // A sender gets answers only, and they are small.
-            landing_len: 0,
-            send_len: shape.send_memory(),
             integrity: options.integrity.unwrap_or_default().into(),
-            ..link::endpoint_config(&options.link)?
+            memory: MemoryConfig {
+                // A sender gets answers only, and they are small.
+                landing_len: 0,
+                send_len: shape.send_memory(),
+                ..base.memory
+            },
+            ..base
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
         let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))
             .map_err(|error| Failure::new(cli::chain(&error)))?;
         privileges::drop_rest(|| true)?;
-        for warning in endpoint.warnings() {
+        for warning in endpoint.status().warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
         let (peer, plain) = connect(&mut endpoint, to, &shape, &options)?;
@@ -190,7 +194,7 @@ fn connect(
         delivery: wanted.delivery.into(),
         timeout: CONNECT_MAX,
         one_copy: wanted.one_copy,
-        session: true,
+        session: Session::Now,
         rate: wanted.rate,
     };
     let failure = |error: &ConnectError| Failure::new(cli::chain(error));
@@ -199,9 +203,11 @@ fn connect(
         Err(ConnectError::NotListening { .. } | ConnectError::Unreachable { .. })
             if shape.wire == Wire::IpFrag =>
         {
-            let peer = endpoint
-                .connect_plain(to, wanted.rate)
-                .map_err(|error| failure(&error))?;
+            let plain = ConnectOptions {
+                session: Session::Never,
+                ..options
+            };
+            let peer = endpoint.connect(to, &plain).map_err(|error| failure(&error))?;
             Ok((peer, true))
         }
         Err(error) => Err(failure(&error)),

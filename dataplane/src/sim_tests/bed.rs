@@ -21,7 +21,7 @@ use super::guard::Guard;
 use super::trace::Trace;
 use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
-use crate::config::EndpointConfig;
+use crate::config::{EndpointConfig, LinkConfig, MemoryConfig, ReceiveConfig};
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::engine::{Engine, Fixed, Receives};
 use crate::entropy::Entropy;
@@ -142,16 +142,24 @@ pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
 /// What an application of the bed's asks for.
 pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
     EndpointConfig {
-        mtu: Some(config.mtu),
-        window_fragments: config.window,
-        max_message_len: config.max_message_len,
-        landing_len: config.landing_len,
-        send_len: config.send_len,
         patience: config.patience,
-        in_order: config.in_order,
         integrity: config.integrity,
-        exclusive: config.exclusive,
-        mode: config.mode,
+        link: LinkConfig {
+            mtu: Some(config.mtu),
+            mode: config.mode,
+            ..LinkConfig::default()
+        },
+        receive: ReceiveConfig {
+            window_fragments: config.window,
+            max_message_len: config.max_message_len,
+            in_order: config.in_order,
+            exclusive: config.exclusive,
+        },
+        memory: MemoryConfig {
+            landing_len: config.landing_len,
+            send_len: config.send_len,
+            ..MemoryConfig::default()
+        },
         ..EndpointConfig::default()
     }
 }
@@ -176,10 +184,10 @@ pub(crate) fn engine_on<P: Port>(
 ) -> Engine<P> {
     let queues = config.queues[host.min(1)];
     let mut endpoint = endpoint_config(config);
-    endpoint.general_queue = queues.general.unwrap_or(0);
-    endpoint.key = config.keys[host.min(1)].map(|byte| ClusterKey::new(&[byte; 32]).expect("long enough"));
+    endpoint.admission.key =
+        config.keys[host.min(1)].map(|byte| ClusterKey::new(&[byte; 32]).expect("long enough"));
     if queues.landing.is_none() {
-        endpoint.landing_len = 0;
+        endpoint.memory.landing_len = 0;
     }
     let tx_in_flight = plan.in_flight(config.tx_in_flight);
     let parts =
@@ -213,11 +221,11 @@ pub(crate) fn engine_on<P: Port>(
                 most: config.on_the_way.saturating_mul(2),
             },
             ring_len: config.landing_ring_len,
-            max_message_len: endpoint.max_message_len,
-            landing_len: endpoint.landing_len,
-            in_order: endpoint.in_order,
-            exclusive: endpoint.exclusive,
-            may_copy: endpoint.mode == ModeRequest::Auto,
+            max_message_len: endpoint.receive.max_message_len,
+            landing_len: endpoint.memory.landing_len,
+            in_order: endpoint.receive.in_order,
+            exclusive: endpoint.receive.exclusive,
+            may_copy: endpoint.link.mode == ModeRequest::Auto,
         },
     };
     let permit = Permit {
@@ -423,7 +431,7 @@ impl Bed {
         engine.peers.id_of(index)
     }
 
-    /// `host` asks the other one for a session, as [`crate::Endpoint::open_session`] does.
+    /// `host` asks the other one for a session, as [`crate::PeerHandle::open_session`] does.
     pub(crate) fn connect(&mut self, host: usize, options: &ConnectOptions) -> Result<PeerId, ConnectError> {
         let peer = self.resolve(host);
         let now_ns = self.now_ns;

@@ -90,7 +90,7 @@ fn environment() -> (usize, Integrity) {
 fn bed(integrity: Integrity) -> Bed {
     Bed::new(&BedConfig {
         guarded: false,
-        window: EndpointConfig::default().window_fragments,
+        window: EndpointConfig::default().receive.window_fragments,
         integrity,
         landing_len: 16 << 20,
         send_len: 16 << 20,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig};
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, ReceiveConfig};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::harness::{
@@ -16,14 +16,20 @@ const LONG: u64 = 56 << 20;
 
 fn receiver_config() -> EndpointConfig {
     EndpointConfig {
-        max_message_len: 64 << 20,
+        receive: ReceiveConfig {
+            max_message_len: 64 << 20,
+            ..config_b().receive
+        },
         ..config_b()
     }
 }
 
 fn sender_config() -> EndpointConfig {
     EndpointConfig {
-        send_len: 96 << 20,
+        memory: MemoryConfig {
+            send_len: 96 << 20,
+            ..config_a().memory
+        },
         ..config_a()
     }
 }
@@ -84,7 +90,7 @@ fn a_senders_longer_messages_disturb_nobody() {
         assert_eq!(a.counters().messages_one_copy, 0);
         // It keeps its session, and nothing is under way.
         wait_until(&mut a, "the other one is done", |_| is_over());
-        a.close();
+        drop(a);
     };
     let ask_for_more = || {
         begun.wait();
@@ -96,7 +102,7 @@ fn a_senders_longer_messages_disturb_nobody() {
             settle(&mut a);
         }
         over.set();
-        a.close();
+        drop(a);
     };
     bed.run(receive, [&stream, &ask_for_more]);
 }
@@ -107,8 +113,14 @@ fn landing_memory_grows_in_few_steps() {
     const LONGEST: u64 = 24;
     let Some(bed) = Bed::new(2) else { return };
     let config = EndpointConfig {
-        landing_len: 1 << 20,
-        max_message_len: LONGEST << 20,
+        memory: MemoryConfig {
+            landing_len: 1 << 20,
+            ..config_b().memory
+        },
+        receive: ReceiveConfig {
+            max_message_len: LONGEST << 20,
+            ..config_b().receive
+        },
         ..config_b()
     };
     let steps = bed.talk(
@@ -124,15 +136,17 @@ fn landing_memory_grows_in_few_steps() {
                 let payload = content(len, len << 20);
                 send(a, peer, len, &payload);
                 settle(a);
-                a.end_session(peer);
-                wait_until(a, "the session has ended", |a| a.max_message_len(peer) < 1 << 20);
+                a.peer(peer).end_session();
+                wait_until(a, "the session has ended", |a| {
+                    a.peer(peer).max_message_len() < 1 << 20
+                });
             }
         },
         |b| {
-            let mut steps = vec![b.landing_range().end];
+            let mut steps = vec![b.status().landing_range().end];
             for len in 1..=LONGEST {
                 assert_eq!(recv(b).len() as u64, len << 20);
-                let end = b.landing_range().end;
+                let end = b.status().landing_range().end;
                 if steps.last() != Some(&end) {
                     steps.push(end);
                 }
@@ -155,7 +169,10 @@ fn memory_that_cannot_be_had_costs_its_asker_alone() {
     let [listens, landed, refused, over] = <[Flag; 4]>::default();
     let receive = || {
         let config = EndpointConfig {
-            max_message_len: 256 << 20,
+            receive: ReceiveConfig {
+                max_message_len: 256 << 20,
+                ..config_b().receive
+            },
             ..config_b()
         };
         let mut b = open(&config);
@@ -197,21 +214,21 @@ fn memory_that_cannot_be_had_costs_its_asker_alone() {
         landed.set();
         wait_until(&mut a, "the other one has no place", |_| refused.is_set());
         send_ten(&mut a, peer, 0);
-        a.close();
+        drop(a);
     };
     let others = || {
         landed.wait();
         let mut a = open(&config_a());
         let peer = connect(&mut a, 200 << 20);
-        assert_eq!(a.lands(peer), Some(false));
+        assert_eq!(a.peer(peer).lands(), Some(false));
         refused.set();
         send_ten(&mut a, peer, 10);
-        a.close();
+        drop(a);
         let mut a = open(&config_a());
         let peer = connect(&mut a, SHORT);
         send_ten(&mut a, peer, 0);
         over.set();
-        a.close();
+        drop(a);
     };
     bed.run(receive, [&first, &others]);
 }

@@ -147,7 +147,7 @@ fn a_message_outlives_its_endpoint_and_the_gate_does_not() {
             check(&b, &held[0], 0, small);
             check(&b, &held[1], 1, large);
             wait_until(&mut b, "the sender is gone", |_| over.other());
-            b.close();
+            drop(b);
             assert_eq!(program("vb"), None);
             // The queues are free for the next one although the messages are held.
             let next = open(&config_b());

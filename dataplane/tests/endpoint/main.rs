@@ -9,6 +9,7 @@ mod life;
 mod messages;
 mod modes;
 mod polling;
+mod reading;
 mod sessions;
 mod sharing;
 mod wires;

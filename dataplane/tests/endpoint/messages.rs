@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    Announced, ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LandingRegion, LoanError,
-    ModeRequest, PeerId, Placed, Placement, RecvError, SendError, Settled, ZoneSource,
+    Announced, ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LandingRegion, LinkConfig, LoanError,
+    MemoryConfig, ModeRequest, PeerId, Placed, Placement, RecvError, SendError, Settled, ZoneSource,
 };
 
 use crate::harness::{
@@ -68,19 +68,22 @@ fn receive_all(endpoint: &mut Endpoint, lengths: &[u64]) -> PeerId {
 #[test]
 fn every_length_arrives_where_it_should_without_a_copy() {
     let Some(bed) = Bed::new(2) else { return };
-    let copy = |config| EndpointConfig {
-        mode: ModeRequest::Copy,
+    let copy = |config: EndpointConfig| EndpointConfig {
+        link: LinkConfig {
+            mode: ModeRequest::Copy,
+            ..config.link
+        },
         ..config
     };
     bed.talk(
         &copy(config_a()),
         &copy(config_b()),
         |a| {
-            assert_eq!(a.mode(), EffectiveMode::CopyNative);
-            assert_eq!(a.warnings(), [""; 0]);
+            assert_eq!(a.status().mode(), EffectiveMode::CopyNative);
+            assert_eq!(a.status().warnings(), [""; 0]);
             let peer = connect(a, 5 << 20);
             assert_eq!(
-                (a.max_message_len(peer), a.peer_address(peer)),
+                (a.peer(peer).max_message_len(), a.peer(peer).address()),
                 (5 << 20, Some(B))
             );
             send_all(a, peer, &LENGTHS);
@@ -104,9 +107,9 @@ fn the_receiver_sends_back_to_whom_it_knows() {
         },
         |b| {
             let peer = recv(b).peer();
-            assert_eq!(b.max_message_len(peer), EAGER_MAX);
+            assert_eq!(b.peer(peer).max_message_len(), EAGER_MAX);
             assert_eq!(b.loan(peer, EAGER_MAX + 1).unwrap_err(), LoanError::NoSession);
-            b.open_session(peer, &up_to(5 << 20)).unwrap();
+            b.peer(peer).open_session(&up_to(5 << 20)).unwrap();
             send_all(b, peer, &LENGTHS);
         },
     );
@@ -127,12 +130,12 @@ fn a_rate_limit_says_when_the_next_packet_may_leave() {
                 ..up_to(len)
             };
             let peer = a.connect(B, &limited).unwrap();
-            assert_eq!(a.until_departure(), None);
+            assert_eq!(a.extensions().until_departure(), None);
             let started = Instant::now();
             let token = send(a, peer, 0, &content(0, len));
             let mut told = None;
             wait_until(a, "the limit holds a packet back", |a| {
-                told = a.until_departure();
+                told = a.extensions().until_departure();
                 told.is_some()
             });
             assert!(told.unwrap() <= packet, "{told:?}");
@@ -153,8 +156,11 @@ fn a_hundred_mebibytes_each_way() {
     let Some(bed) = Bed::new(2) else { return };
     // More fragments than the rings hold.
     let lengths = [100 << 20];
-    let large = |config| EndpointConfig {
-        send_len: 110 << 20,
+    let large = |config: EndpointConfig| EndpointConfig {
+        memory: MemoryConfig {
+            send_len: 110 << 20,
+            ..config.memory
+        },
         ..config
     };
     bed.talk(
@@ -167,7 +173,7 @@ fn a_hundred_mebibytes_each_way() {
         },
         |b| {
             let peer = receive_all(b, &lengths);
-            b.open_session(peer, &up_to(lengths[0])).unwrap();
+            b.peer(peer).open_session(&up_to(lengths[0])).unwrap();
             send_all(b, peer, &lengths);
         },
     );
@@ -229,10 +235,10 @@ fn a_region_of_a_source_is_where_the_message_lands() {
             let peer = first_peer(b);
             let ask = |b: &mut Endpoint, word: &[u8]| b.send_copy(peer, word, 0).map(|_| ()).unwrap();
             let source = Regions::default();
-            b.place_by(Some(Box::new(source.clone())));
+            b.extensions().place_by(Some(Box::new(source.clone())));
             let mut copied = 0;
             // The same region again and again.
-            let mut region = b.landing_region(len).unwrap();
+            let mut region = b.extensions().landing_region(len).unwrap();
             let range = region.umem_range();
             for tag in 0..4 {
                 source.give(region);
@@ -253,7 +259,7 @@ fn a_region_of_a_source_is_where_the_message_lands() {
             }
             drop(region);
             // It does not fit: it comes where it is.
-            let small = b.landing_region(1000).unwrap();
+            let small = b.extensions().landing_region(1000).unwrap();
             let small_range = small.umem_range();
             source.give(small);
             ask(b, b"too large");
@@ -268,10 +274,10 @@ fn a_region_of_a_source_is_where_the_message_lands() {
             assert_eq!(small.umem_range(), small_range);
             drop((message, small));
             // All of it came back: everything can be had in one piece again.
-            let whole = b.landing_range();
+            let whole = b.status().landing_range();
             let most = whole.end - whole.start - 4 * 4096;
             wait_until(b, "all landing memory is free", |b| {
-                b.landing_region(most).is_ok()
+                b.extensions().landing_region(most).is_ok()
             });
             assert_clean(b);
         },
@@ -286,24 +292,27 @@ fn a_region_waits_in_vain_and_comes_back() {
         &config_b(),
         |_| (),
         |b| {
-            let whole = b.landing_range();
+            let whole = b.status().landing_range();
             let most = whole.end - whole.start - 4 * 4096;
             for _ in 0..3 {
-                let region = b.landing_region(most).unwrap();
-                assert_eq!(b.landing_region(most).unwrap_err(), LoanError::WouldBlock);
+                let region = b.extensions().landing_region(most).unwrap();
+                assert_eq!(
+                    b.extensions().landing_region(most).unwrap_err(),
+                    LoanError::WouldBlock
+                );
                 let source = Regions::default();
                 source.give(region);
-                b.place_by(Some(Box::new(source)));
+                b.extensions().place_by(Some(Box::new(source)));
                 let none = b.recv(Some(Duration::from_millis(1)));
                 assert_eq!(none.unwrap_err(), RecvError::TimedOut);
-                b.place_by(None);
+                b.extensions().place_by(None);
                 b.poll();
             }
-            let limit = match b.landing_region(1 << 30).unwrap_err() {
+            let limit = match b.extensions().landing_region(1 << 30).unwrap_err() {
                 LoanError::TooLarge { limit } => limit,
                 error => panic!("{error}"),
             };
-            assert!(b.landing_region(limit).is_ok());
+            assert!(b.extensions().landing_region(limit).is_ok());
         },
     );
 }
@@ -311,8 +320,11 @@ fn a_region_waits_in_vain_and_comes_back() {
 #[test]
 fn too_much_at_once_is_an_ordinary_result() {
     let Some(bed) = Bed::new(2) else { return };
-    let little = |config| EndpointConfig {
-        send_len: 1 << 20,
+    let little = |config: EndpointConfig| EndpointConfig {
+        memory: MemoryConfig {
+            send_len: 1 << 20,
+            ..config.memory
+        },
         ..config
     };
     bed.talk(

@@ -1,7 +1,10 @@
 //! Native, generic and zero-copy mode; devices with one queue; MTUs.
 
 use lm_cards::Interface;
-use lm_dataplane::{ConnectError, EffectiveMode, Endpoint, EndpointConfig, ModeRequest, OpenError, PeerId};
+use lm_dataplane::{
+    ConnectError, EffectiveMode, Endpoint, EndpointConfig, LinkConfig, MemoryConfig, ModeRequest, OpenError,
+    PeerId, Session,
+};
 
 use crate::harness::{
     B, Bed, assert_clean, assert_delivered, check, config_a, config_b, connect, content, open, recv, send,
@@ -12,7 +15,10 @@ const LENGTHS: [u64; 6] = [0, 64, 1449, 7168, 100_000, 3 << 20];
 
 fn generic(config: EndpointConfig) -> EndpointConfig {
     EndpointConfig {
-        mode: ModeRequest::Generic,
+        link: LinkConfig {
+            mode: ModeRequest::Generic,
+            ..config.link
+        },
         ..config
     }
 }
@@ -47,15 +53,15 @@ fn there_and_back(bed: &Bed, config_a: &EndpointConfig, config_b: &EndpointConfi
         config_a,
         config_b,
         |a| {
-            assert_eq!(a.mode(), mode);
+            assert_eq!(a.status().mode(), mode);
             let peer = connect(a, 3 << 20);
             send_each(a, peer, &LENGTHS);
             receive_each(a, &LENGTHS);
         },
         |b| {
-            assert_eq!(b.mode(), mode);
+            assert_eq!(b.status().mode(), mode);
             let peer = receive_each(b, &LENGTHS);
-            b.open_session(peer, &up_to(3 << 20)).unwrap();
+            b.peer(peer).open_session(&up_to(3 << 20)).unwrap();
             send_each(b, peer, &LENGTHS);
         },
     );
@@ -88,10 +94,13 @@ fn generic_mode_is_refused_where_two_processors_could_run_the_gate() {
     assert_eq!(program, None, "nothing stays attached");
     // Who only sends needs no mask.
     let sender = EndpointConfig {
-        landing_len: 0,
+        memory: MemoryConfig {
+            landing_len: 0,
+            ..generic(config_b()).memory
+        },
         ..generic(config_b())
     };
-    let mode = bed.pair.b.run(|| open(&sender).mode());
+    let mode = bed.pair.b.run(|| open(&sender).status().mode());
     assert_eq!(mode, EffectiveMode::CopyGeneric);
 }
 
@@ -110,7 +119,7 @@ fn generic_mode_on_two_queues_names_what_is_missing() {
             assert!(!error.contains('\n'), "{error}");
             // The grant was given back: small messages go on, and the receiver is free.
             let small = lm_dataplane::ConnectOptions {
-                session: false,
+                session: Session::Later,
                 ..up_to(0)
             };
             let peer = a.connect(B, &small).unwrap();
@@ -127,7 +136,10 @@ fn generic_mode_on_two_queues_names_what_is_missing() {
 fn zero_copy_on_veth_is_an_error_that_names_copy_mode() {
     let Some(bed) = Bed::new(2) else { return };
     let config = EndpointConfig {
-        mode: ModeRequest::ZeroCopy,
+        link: LinkConfig {
+            mode: ModeRequest::ZeroCopy,
+            ..config_b().link
+        },
         ..config_b()
     };
     let (error, program) = bed.pair.b.run(|| {
@@ -157,7 +169,7 @@ fn one_queue_lands_and_small_traffic_uses_the_kernels_socket() {
         },
         |b| {
             let peer = receive_each(b, &LENGTHS);
-            b.open_session(peer, &up_to(3 << 20)).unwrap();
+            b.peer(peer).open_session(&up_to(3 << 20)).unwrap();
             // Both landing sessions are open now.
             assert_eq!(
                 (b.counters().sessions_granted, b.counters().sessions_ended),
@@ -182,12 +194,12 @@ fn small_and_large_mtus() {
             &config_b(),
             |a| {
                 assert_eq!(
-                    a.mode(),
+                    a.status().mode(),
                     EffectiveMode::CopyNative,
                     "MTU {mtu}: {:?}",
-                    a.warnings()
+                    a.status().warnings()
                 );
-                assert_eq!(a.warnings(), [""; 0]);
+                assert_eq!(a.status().warnings(), [""; 0]);
                 let peer = connect(a, 3 << 20);
                 assert!(fragment >= stride);
                 // The longest with its digest in one packet, and one of a session.
@@ -207,8 +219,11 @@ fn small_and_large_mtus() {
 #[test]
 fn a_chosen_mtu_is_kept_and_an_impossible_one_refused() {
     let Some(bed) = Bed::new(2) else { return };
-    let at = |mtu, config| EndpointConfig {
-        mtu: Some(mtu),
+    let at = |mtu, config: EndpointConfig| EndpointConfig {
+        link: LinkConfig {
+            mtu: Some(mtu),
+            ..config.link
+        },
         ..config
     };
     // The smaller of both holds.
@@ -268,7 +283,10 @@ fn packets_of_several_frames() {
         ];
         lens.extend((1..=payload_len / 3840).flat_map(|frames| [frames * 3840 - 66, frames * 3840 - 65]));
         lens.extend([LONG; 8]);
-        let with = |config| EndpointConfig { mode, ..config };
+        let with = |config: EndpointConfig| EndpointConfig {
+            link: LinkConfig { mode, ..config.link },
+            ..config
+        };
         bed.talk(
             &with(config_a()),
             &with(config_b()),
@@ -277,7 +295,12 @@ fn packets_of_several_frames() {
                     ModeRequest::Generic => EffectiveMode::CopyGeneric,
                     _ => EffectiveMode::CopyNative,
                 };
-                assert_eq!(a.mode(), effective, "MTU {mtu}: {:?}", a.warnings());
+                assert_eq!(
+                    a.status().mode(),
+                    effective,
+                    "MTU {mtu}: {:?}",
+                    a.status().warnings()
+                );
                 let peer = connect(a, LONG);
                 send_each(a, peer, &lens);
                 let fragments: u64 = (lens.iter().filter(|&&len| len > IN_ONE_FRAME))

@@ -106,7 +106,7 @@ fn both_ways_at_once() {
         },
         |b| {
             let peer = recv(b).peer();
-            b.open_session(peer, &options).unwrap();
+            b.peer(peer).open_session(&options).unwrap();
             (exchange(b, peer, 600, !0), b.counters())
         },
     );
@@ -140,7 +140,7 @@ fn two_senders_share_the_landing_queue() {
                 .collect();
             assert_delivered(&settle(&mut a), &tokens);
             let counters = a.counters();
-            a.close();
+            drop(a);
             counters
         })
     };
@@ -249,7 +249,7 @@ fn a_switch_that_misses_the_landing_queue() {
                 .collect();
             assert_delivered(&settle(&mut a), &tokens);
             let counters = a.counters();
-            a.close();
+            drop(a);
             counters
         });
         assert_accounted(&receiver.join().unwrap(), &[sender], true);
@@ -511,7 +511,7 @@ fn a_receiver_that_leaves_says_so() {
             recv(&mut b);
             start.meet_polling(&mut b);
             receive(&mut b, 10, 100_000);
-            b.close();
+            drop(b);
             assert!(over.wait_for_other(SLACK), "the sender does not notice");
         },
     );

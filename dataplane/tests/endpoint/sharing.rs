@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
-use lm_dataplane::{EndpointConfig, LoanError, Outcome, PeerId};
+use lm_dataplane::{ConnectOptions, EndpointConfig, LoanError, MemoryConfig, Outcome, PeerId, Session};
 
 use crate::harness::{Bed, completions, config_a, open};
 
@@ -29,12 +29,22 @@ fn eight_backlogged_sessions_have_equal_shares() {
     let socket = bed.pair.b.run(|| UdpSocket::bind(any)).expect("a socket");
     let left = bed.pair.a.run(|| {
         let mut a = open(&EndpointConfig {
-            landing_len: 0,
+            memory: MemoryConfig {
+                landing_len: 0,
+                ..config_a().memory
+            },
             ..config_a()
         });
         let peers = addresses.map(|address| {
             let to = SocketAddrV4::new(address, PORT);
-            a.connect_plain(to, None).expect("a way")
+            a.connect(
+                to,
+                &ConnectOptions {
+                    session: Session::Never,
+                    ..ConnectOptions::default()
+                },
+            )
+            .expect("a way")
         });
         let mut left = [0; RECEIVERS];
         while left.iter().sum::<usize>() < COUNT {

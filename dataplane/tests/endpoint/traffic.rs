@@ -155,7 +155,7 @@ pub fn check(endpoint: &Endpoint, message: &Message, tag: u64, len: u64) {
         **message == *content(tag, len),
         "message {tag} of {len} bytes is not what was sent"
     );
-    let landing = endpoint.landing_range();
+    let landing = endpoint.status().landing_range();
     let slice = message.umem_offset()..message.umem_offset() + len;
     let inside = landing.start <= slice.start && slice.end <= landing.end;
     assert_eq!(

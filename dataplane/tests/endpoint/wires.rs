@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lm_dataplane::{ConnectError, ConnectOptions, EndpointConfig, LoanError, Outcome};
+use lm_dataplane::{
+    ConnectError, ConnectOptions, EndpointConfig, LinkConfig, LoanError, MemoryConfig, Outcome, Session,
+};
 use lm_protocol::geometry::Wire;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::parse_frame;
@@ -100,13 +102,24 @@ fn an_ordinary_socket_receives_whole_datagrams() {
         &bed.pair.b,
         |start, over| {
             let config = EndpointConfig {
-                landing_len: 0,
+                memory: MemoryConfig {
+                    landing_len: 0,
+                    ..config_a().memory
+                },
                 ..config_a()
             };
             let mut a = open(&config);
             start.meet();
-            let peer = a.connect_plain(to, None).unwrap();
-            assert_eq!(a.max_message_len(peer), DATAGRAM_MAX);
+            let peer = a
+                .connect(
+                    to,
+                    &ConnectOptions {
+                        session: Session::Never,
+                        ..ConnectOptions::default()
+                    },
+                )
+                .unwrap();
+            assert_eq!(a.peer(peer).max_message_len(), DATAGRAM_MAX);
             assert_eq!(
                 a.loan(peer, DATAGRAM_MAX + 1).unwrap_err(),
                 LoanError::TooLarge { limit: DATAGRAM_MAX }
@@ -157,7 +170,15 @@ fn an_ordinary_socket_is_sent_to_from_the_data_port() {
         &config_a(),
         &config_b(),
         |a| {
-            let socket_there = a.connect_plain(to, None).unwrap();
+            let socket_there = a
+                .connect(
+                    to,
+                    &ConnectOptions {
+                        session: Session::Never,
+                        ..ConnectOptions::default()
+                    },
+                )
+                .unwrap();
             send(a, socket_there, 0, &content(0, 5000));
             settle(a);
             a.local()
@@ -231,8 +252,11 @@ fn fragments_of(path: &PathBuf) -> Vec<(u32, u32, u32, Vec<u8>)> {
 fn both_sides_capture_every_fragment_in_transmit_order() {
     let Some(bed) = Bed::new(2) else { return };
     let (file_a, file_b) = (Scratch::new("a"), Scratch::new("b"));
-    let capture = |path: &Scratch, config| EndpointConfig {
-        capture: Some(Arc::new(File::create(&path.0).unwrap())),
+    let capture = |path: &Scratch, config: EndpointConfig| EndpointConfig {
+        link: LinkConfig {
+            capture: Some(Arc::new(File::create(&path.0).unwrap())),
+            ..config.link
+        },
         ..config
     };
     let lengths = [7168, 1_000_000];
@@ -246,13 +270,13 @@ fn both_sides_capture_every_fragment_in_transmit_order() {
                 send(a, peer, tag, &content(tag, len));
             }
             settle(a);
-            assert!(a.take_capture_error().is_none());
+            assert!(a.status().capture_error().is_none());
         },
         |b| {
             for _ in 0..3 {
                 recv(b);
             }
-            assert!(b.take_capture_error().is_none());
+            assert!(b.status().capture_error().is_none());
         },
     );
     for file in [&file_a, &file_b] {

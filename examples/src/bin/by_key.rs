@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use lm_dataplane::simnic::Semantics;
 use lm_dataplane::{
     Announced, ConnectOptions, LandingRegion, Message, Outcome, PeerId, Placed, Placement, RETRACTED,
     SendError, Settled, ZoneSource,
 };
 use lm_examples::{Dice, World, noise, run, small};
+use lm_sim::Semantics;
 
 const KEYS: u64 = 10;
 /// Its memory comes later.
@@ -82,9 +82,14 @@ fn one(semantics: Semantics, seed: u64) -> String {
     let mut world = World::new(semantics, seed, &small());
     let peer = world.connect(0, &ConnectOptions::default());
     let receives = Shared::default();
-    world.ends[1].place_by(Some(Box::new(receives.clone())));
+    world.ends[1]
+        .extensions()
+        .place_by(Some(Box::new(receives.clone())));
     for key in (0..KEYS).filter(|key| *key != LATE) {
-        let region = world.ends[1].landing_region(LEN_MAX).expect("memory");
+        let region = world.ends[1]
+            .extensions()
+            .landing_region(LEN_MAX)
+            .expect("memory");
         receives.lock().posted.insert(key, region);
     }
 
@@ -117,10 +122,10 @@ fn one(semantics: Semantics, seed: u64) -> String {
             waited += 1;
             if waited > patience {
                 assert_eq!(key, LATE, "seed {seed}");
-                let region = receiver.landing_region(LEN_MAX).expect("memory");
+                let region = receiver.extensions().landing_region(LEN_MAX).expect("memory");
                 receives.lock().posted.insert(key, region);
                 receives.lock().waiting.clear();
-                assert!(receiver.retry(peer, number), "seed {seed}");
+                assert!(receiver.peer(peer).retry(number), "seed {seed}");
             }
         }
         // It is taken back some rounds after its first entries were posted.
@@ -128,7 +133,7 @@ fn one(semantics: Semantics, seed: u64) -> String {
         if let Some((peer, number)) = placed {
             begun += 1;
             if begun > hurry && !taken_back {
-                taken_back = receiver.retract(peer, number);
+                taken_back = receiver.peer(peer).retract(number);
             }
         }
         while let Some(completion) = sender.try_completion() {

@@ -20,12 +20,12 @@ use lm_dataplane::port::{
     SocketEvent, TxQueue, WakeError,
 };
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::simnic::Semantics;
 use lm_dataplane::{ConnectOptions, Counters, Device, Endpoint, Message, Outcome};
 use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Log, Role as GateRole, Verdict};
 use lm_examples::{Dice, HOSTS, PORT, ROUND_NS, noise, request, run, small};
 use lm_protocol::landing::{LogEntry, SessionAdmission};
+use lm_sim::Semantics;
 
 const HELD: usize = 64;
 /// Ethernet, IPv4 and UDP headers.
@@ -430,7 +430,7 @@ fn carry_all(semantics: Semantics, seed: u64, loses: bool) -> (usize, Counters) 
             end.poll();
         }
     };
-    while match ends[0].session_outcome(peer) {
+    while match ends[0].peer(peer).session_outcome() {
         Some(outcome) => outcome.map(|()| false).expect("a session"),
         None => true,
     } {

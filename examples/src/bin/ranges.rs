@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use lm_dataplane::simnic::Semantics;
-use lm_dataplane::{ConnectOptions, Ending, EndpointConfig, Incoming, Message, SendError};
+use lm_dataplane::{ConnectOptions, Ending, Incoming, Message, SendError, Session};
 use lm_examples::{HOSTS, World, noise, run, small};
+use lm_sim::Semantics;
 
 const MESSAGES: u64 = 6;
 const LEN: usize = 300_000;
@@ -66,21 +66,16 @@ impl Reading {
 
 /// How many windows were read before those in front of them, and bytes that were read before their message was whole.
 fn read_all(semantics: Semantics, seed: u64) -> (usize, u64) {
-    // Two windows are on the way at once.
-    let config = EndpointConfig {
-        packets_on_the_way: Some(64),
-        ..small()
-    };
-    let mut world = World::new(semantics, seed, &config);
+    let mut world = World::new(semantics, seed, &small());
     let peer = world.connect(0, &ConnectOptions::default());
     let resolved = ConnectOptions {
-        session: false,
+        session: Session::Later,
         ..ConnectOptions::default()
     };
     let sender = world.ends[1]
         .connect(HOSTS[0], &resolved)
         .expect("a host of the wire");
-    assert!(world.ends[1].watch(sender));
+    assert!(world.ends[1].peer(sender).watch());
     let payloads: Vec<Vec<u8>> = (0..MESSAGES).map(|tag| noise(seed << 8 | tag, LEN)).collect();
     let payload = |tag: u64| &payloads[tag as usize][..];
     let (mut sent, mut whole) = (0, Vec::<Message>::new());

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lm_dataplane::simnic::Semantics;
 use lm_dataplane::{
     Arrived, Class, ConnectOptions, Flow, FlowSpec, Handler, Message, Outcome, PeerId, Replies, Scope,
     SendError, Shaper, Signal, TxBatch,
@@ -20,6 +19,7 @@ use lm_dataplane::{
 use lm_examples::{HOSTS, World, noise, run, small};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{LmHeader, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
+use lm_sim::Semantics;
 
 const SAMPLES: u32 = 100;
 const PERIOD: Duration = Duration::from_micros(200);
@@ -156,7 +156,8 @@ fn one(semantics: Semantics, seed: u64) -> String {
     });
     for end in &mut world.ends {
         let credits = Credits(Arc::clone(&page));
-        end.shape(Scope::Class(Class::RealTime), Some(Box::new(credits)));
+        end.extensions()
+            .shape(Scope::Class(Class::RealTime), Some(Box::new(credits)));
     }
     let (samples, reported, completed) = (
         Samples::default(),
@@ -171,10 +172,12 @@ fn one(semantics: Semantics, seed: u64) -> String {
     let now = world.now();
     let [sender, receiver] = &mut world.ends;
     receiver
+        .extensions()
         .add_handler(TYPE_REALTIME..=TYPE_REALTIME, Box::new(sink))
         .expect("a free type");
     let reports = Reports(Arc::clone(&reported));
     sender
+        .extensions()
         .add_handler(TYPE_RT_REPORT..=TYPE_RT_REPORT, Box::new(reports))
         .expect("a free type");
     let spec = FlowSpec {
@@ -191,6 +194,7 @@ fn one(semantics: Semantics, seed: u64) -> String {
         completed: Arc::clone(&completed),
     };
     sender
+        .extensions()
         .add_flow(&spec, Box::new(source))
         .expect("frames and descriptors");
 

@@ -14,9 +14,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::memory::Mapping;
-use lm_dataplane::simnic::{Semantics, SimNic};
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, Message, SendError, SendRegion};
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, Message, SendError, SendRegion};
 use lm_examples::{Dice, World, run, small};
+use lm_sim::{Semantics, SimNic};
 use rustix::event::epoll;
 
 /// Regions that the writer has at once.
@@ -121,7 +121,7 @@ impl Lent {
     }
 
     fn map(&mut self, end: &Endpoint<SimNic>, seed: u64) -> io::Result<()> {
-        let file = end.memory_file().expect("memory that can be lent");
+        let file = end.status().memory_file().expect("memory that can be lent");
         let len = rustix::fs::fstat(file)?.st_size;
         let (owner, file) = (std::process::id(), file.as_raw_fd());
         writeln!(self.orders, "map /proc/{owner}/fd/{file} {len} {seed}")
@@ -191,7 +191,10 @@ fn one(
     reader: &mut Lent,
 ) -> Result<String, Box<dyn Error>> {
     let config = EndpointConfig {
-        lend: true,
+        memory: MemoryConfig {
+            lend: true,
+            ..small().memory
+        },
         ..small()
     };
     let mut world = World::new(semantics, seed, &config);

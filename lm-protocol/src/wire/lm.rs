@@ -42,6 +42,7 @@
 //! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
 mod announcement;
+mod error;
 mod missing;
 mod realtime;
 mod trailer;
@@ -49,7 +50,6 @@ mod unwhole;
 mod windows;
 
 use crate::manifest::DIGEST_LEN;
-use core::fmt;
 use core::net::SocketAddrV4;
 use core::ops::RangeInclusive;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
@@ -57,6 +57,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
+pub use error::LmError;
 pub use missing::MissingRange;
 pub use realtime::{Clock, RealTimePacket, RtReport};
 pub use trailer::{EagerAcknowledgement, Trailer, packet_digest};
@@ -243,50 +244,6 @@ pub enum LmHeader {
         kind: u8,
     },
 }
-
-/// Why bytes are no LM packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LmError {
-    /// Another version of the protocol. Reported before anything else is looked at.
-    VersionMismatch {
-        /// The version of whoever sent it.
-        theirs: u8,
-    },
-    /// Fewer bytes than a header, or than the header's payload length announces.
-    Truncated,
-    /// A type that is not known here.
-    UnknownType {
-        /// The type, 0 to 15.
-        packet_type: u8,
-    },
-    /// The payload length differs from UDP's, or from the number of entries, or has no room for what is said to be in it.
-    Length,
-    /// A packet of a type that ends with a digest says that it has none, or one of a type that has none says it has.
-    Digest,
-    /// A fragment index that is not below the fragment count, or digests of fragments that the message has not.
-    Index,
-}
-
-impl fmt::Display for LmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LmError::VersionMismatch { theirs } => {
-                write!(
-                    f,
-                    "the peer speaks LM version {theirs}, this program version {VERSION}"
-                )
-            }
-            LmError::Truncated => f.write_str("the LM packet is truncated"),
-            LmError::UnknownType { packet_type } => write!(f, "unknown LM packet type {packet_type}"),
-            LmError::Length => f.write_str("the LM payload length differs from the packet's"),
-            LmError::Digest => f.write_str("the LM packet's type and its digest flag disagree"),
-            LmError::Index => f.write_str("a fragment index is not below the fragment count"),
-        }
-    }
-}
-
-impl core::error::Error for LmError {}
 
 impl LmHeader {
     /// The packet's type, 1 to 15.

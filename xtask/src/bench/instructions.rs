@@ -272,7 +272,7 @@ fn read(report: &str) -> Result<Counted> {
             .iter()
             .find_map(|key| line.strip_prefix(key))
         {
-            simulated = file.contains("/src/simnic");
+            simulated = file.contains("/sim/src/");
         } else if line.starts_with("calls=") {
             // The next line is what the called function took, which is told with that function.
             of_call = true;
@@ -336,7 +336,7 @@ fi=/a/src/ring.rs
 fe=/a/src/engine.rs
 12 1
 
-fl=/a/src/simnic/host.rs
+fl=/a/sim/src/host.rs
 fn=wake
 3 800
 fi=/std/mutex.rs

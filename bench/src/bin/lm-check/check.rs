@@ -125,10 +125,10 @@ impl CheckReport {
             sessions: 0,
             held: HeldReport::default(),
             seconds: started.elapsed().as_secs_f64(),
-            mode: endpoint.mode().as_str(),
+            mode: endpoint.status().mode().as_str(),
             counters: object(&mut counted(&counters).into_iter()),
             drops: object(&mut counters.drops().filter(|(_, count)| *count > 0)),
-            gate: object(&mut endpoint.gate_counters().into_iter()),
+            gate: object(&mut endpoint.status().gate_counters().into_iter()),
         }
     }
 }
@@ -184,7 +184,8 @@ fn send(args: &CheckArgs, to: SocketAddrV4) -> Result<CheckReport, Failure> {
     let peer = connect(&mut endpoint, to, &options)?;
     // Whoever wants to aim at the fragments of this stream reads it here.
     let port = endpoint
-        .landing_port(peer)
+        .peer(peer)
+        .landing_port()
         .unwrap_or_else(|| endpoint.local().port());
     eprintln!("fragments leave from port {port}");
     let mut sender = Sender {
@@ -299,7 +300,7 @@ impl Sender<'_> {
         }
         self.sessions += 1;
         let options = self.args.session_options();
-        match self.endpoint.open_session(self.peer, &options) {
+        match self.endpoint.peer(self.peer).open_session(&options) {
             // The entry of a peer that was silent for long may have been given to another.
             Err(ConnectError::UnknownPeer) => {
                 let peer = self.endpoint.connect(self.to, &options);

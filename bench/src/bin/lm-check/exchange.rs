@@ -15,7 +15,7 @@ use clap::Args;
 use lm_box::split_mix;
 use lm_dataplane::{
     Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
-    SendError,
+    SendError, Session,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -302,7 +302,7 @@ impl Exchange<'_> {
                 Ok(None) => break,
                 Err(RecvError::Incomplete { peer, .. }) => {
                     any = true;
-                    if let Some(from) = self.endpoint.peer_address(peer) {
+                    if let Some(from) = self.endpoint.peer(peer).address() {
                         self.received.entry(*from.ip()).or_default().incomplete += 1;
                     }
                 }
@@ -314,7 +314,7 @@ impl Exchange<'_> {
 
     /// The message is one that its sender must have sent, and new.
     fn check(&mut self, message: &Message) -> Result<(), String> {
-        let Some(from) = self.endpoint.peer_address(message.peer()) else {
+        let Some(from) = self.endpoint.peer(message.peer()).address() else {
             return Err(format!("message {:#x} came from nobody", message.tag()));
         };
         let (from, tag) = (*from.ip(), message.tag());
@@ -396,7 +396,7 @@ impl Exchange<'_> {
     /// Opens a session, or says when to try again.
     fn ask(&mut self, at: usize) -> Result<(), Failure> {
         let without = ConnectOptions {
-            session: false,
+            session: Session::Later,
             ..self.options
         };
         let target = &mut self.targets[at];
@@ -405,7 +405,7 @@ impl Exchange<'_> {
             None => self.endpoint.connect(target.to, &without),
         }
         .and_then(|peer| {
-            self.endpoint.open_session(peer, &self.options)?;
+            self.endpoint.peer(peer).open_session(&self.options)?;
             Ok(peer)
         });
         match opened {
@@ -487,7 +487,7 @@ impl Exchange<'_> {
 
     fn take_completions(&mut self, now: Instant) {
         while let Some(completion) = self.endpoint.try_completion() {
-            let address = self.endpoint.peer_address(completion.peer);
+            let address = self.endpoint.peer(completion.peer).address();
             let target = self
                 .targets
                 .iter_mut()
@@ -522,7 +522,7 @@ impl Exchange<'_> {
             from: from.collect(),
             faults: self.faults,
             faults_named: self.named,
-            mode: self.endpoint.mode().as_str(),
+            mode: self.endpoint.status().mode().as_str(),
             fragments_landed: counters.landing_packets,
             fragments_one_copy: counters.fragments_one_copy,
             sessions_one_copy: counters.sessions_one_copy,
@@ -531,7 +531,7 @@ impl Exchange<'_> {
             fragments_sent: counters.data_packets_sent,
             retransmissions: counters.fragments_resent + counters.eager_resent,
             drops: object(&mut counters.drops()),
-            gate: object(&mut self.endpoint.gate_counters().into_iter()),
+            gate: object(&mut self.endpoint.status().gate_counters().into_iter()),
         }
     }
 }

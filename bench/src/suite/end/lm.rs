@@ -32,7 +32,7 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         interface: Some(args.interface.clone()),
         mode: spec.mode,
         idle,
-        window: EndpointConfig::default().window_fragments,
+        window: EndpointConfig::default().receive.window_fragments,
         mtu: None,
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
@@ -131,9 +131,10 @@ impl End for Lm {
                     }
                 }
                 // The far end has no session back yet.
-                Err(_) if self.endpoint.max_message_len(peer) < len as u64 => {
+                Err(_) if self.endpoint.peer(peer).max_message_len() < len as u64 => {
                     self.endpoint
-                        .open_session(peer, &self.options)
+                        .peer(peer)
+                        .open_session(&self.options)
                         .map_err(|error| failed(&error))?;
                 }
                 Err(error) => return Err(failed(&error)),
@@ -179,7 +180,7 @@ impl End for Lm {
     }
 
     fn tell(&mut self, outcome: &mut Outcome) {
-        let mode = match self.endpoint.mode() {
+        let mode = match self.endpoint.status().mode() {
             EffectiveMode::ZeroCopy => "native zero-copy",
             EffectiveMode::CopyNative => "native copy",
             EffectiveMode::CopyGeneric => "generic copy",
@@ -189,7 +190,7 @@ impl End for Lm {
         outcome.integrity = Some(self.integrity);
         outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
         for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
-            sender.address = self.endpoint.peer_address(peer);
+            sender.address = self.endpoint.peer(peer).address();
         }
     }
 

@@ -19,14 +19,14 @@ use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::sockets::Sockets;
 use super::{Delivery, HostConfig, Shared, TX_BATCH, Wire, lock, mac_of};
-use crate::memory::Umem;
-use crate::port::{
+use lm_dataplane::memory::Umem;
+use lm_dataplane::port::{
     Datagrams, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
     SocketEvent, Steer, WakeError,
 };
-use crate::ring::{self, Completion, Fill, Rx, Tx};
-use crate::ring_queue::{Bell, RingRx, RingTx};
-use crate::xsk::{XdpStatistics, XskError};
+use lm_dataplane::ring::{self, Completion, Fill, Rx, Tx};
+use lm_dataplane::ring_queue::{Bell, RingRx, RingTx};
+use lm_dataplane::xsk::{XdpStatistics, XskError};
 
 /// How long [`Port::wait`] takes when it need not wait.
 const LOOK: Duration = Duration::from_micros(1);
@@ -552,5 +552,5 @@ impl Port for SimNic {
 const _: () = {
     const fn send<T: Send>() {}
     send::<SimNic>();
-    send::<crate::kernel::KernelNic>();
+    send::<lm_dataplane::KernelNic>();
 };

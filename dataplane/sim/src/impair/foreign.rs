@@ -7,19 +7,19 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange, Trailer};
 
+use super::super::datagram::{HEADERS_LEN, write_datagram};
+use super::super::mac_of;
 use super::Dice;
-use crate::simnic::datagram::{HEADERS_LEN, write_datagram};
-use crate::simnic::mac_of;
 
 /// The two hosts of a direction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends {
+pub struct Ends {
     /// Data address of who sends.
-    pub(crate) from: SocketAddrV4,
+    pub from: SocketAddrV4,
     /// Data address of who receives; control has the next port.
-    pub(crate) to: SocketAddrV4,
+    pub to: SocketAddrV4,
     /// Longest IP packet.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
 }
 
 /// Writes a foreign packet that arrives at `ends.to`.

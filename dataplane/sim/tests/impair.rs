@@ -1,8 +1,12 @@
+//! What impairments do to one direction of the wire.
+
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use super::*;
-use crate::simnic::datagram::{parse_datagram, write_datagram};
+use lm_protocol::wire::lm::VERSION;
+use lm_sim::datagram::{parse_datagram, write_datagram};
+use lm_sim::impair::foreign::Ends;
+use lm_sim::impair::*;
 
 const QUEUE: Via = Via::Queue(1);
 

@@ -15,9 +15,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::WireCounters;
-use crate::memory::{Mapping, PACKET_HEADROOM, crosses_huge_page, fill_address_is_valid};
-use crate::ring::{Descriptor, SimCompletion, SimFill, SimRx, SimTx};
-use crate::xsk::XdpStatistics;
+use lm_dataplane::memory::{Mapping, PACKET_HEADROOM, crosses_huge_page, fill_address_is_valid};
+use lm_dataplane::ring::{Descriptor, SimCompletion, SimFill, SimRx, SimTx};
+use lm_dataplane::xsk::XdpStatistics;
 
 /// What a zero-copy device writes before a packet ([`ZeroCopy::prefix_len`]).
 pub const PREFIX_BYTE: u8 = 0xa1;
@@ -50,7 +50,7 @@ pub struct ZeroCopy {
     /// nothing.
     pub pad_to: u32,
     /// The driver must not be given fewer entries than it asks for where the request goes over the end of a ring of this length,
-    /// unless they end there: `igb`, see [`crate::port::Caps::lap`]. It counts each time ([`Wire::short_laps`](super::Wire::short_laps)). 1: it
+    /// unless they end there: `igb`, see [`lm_dataplane::port::Caps::lap`]. It counts each time ([`Wire::short_laps`](super::Wire::short_laps)). 1: it
     /// takes what there is.
     pub lap: u32,
 }
@@ -361,7 +361,6 @@ impl SimChannel {
 
     /// Writes one byte at `address`, where an entry that is posted and not shown lets the kernel or the device write (I1): a packet of
     /// up to `frame_len` bytes in copy mode, else all from the prefix to the chunk's end. `false`: none does.
-    #[cfg(test)]
     pub(super) fn rewrite(
         &mut self,
         (mapping, chunk_len, frame_len): (&Mapping, u32, u32),

@@ -1,6 +1,6 @@
 //! A simulated NIC: two hosts on a wire, in memory, without privilege, threads or clock.
 //!
-//! It plays the kernel's end of the real rings ([`crate::ring`]), so whatever runs on a [`Port`](crate::port::Port) runs here
+//! It plays the kernel's end of the real rings ([`lm_dataplane::ring`]), so whatever runs on a [`Port`](lm_dataplane::port::Port) runs here
 //! unchanged and repeatably. In copy mode, in the order of `net/xdp/xsk.c`:
 //!
 //! 1. A TX descriptor is checked and its packet crosses the wire; the completion bears its address, with bit 0 cleared.
@@ -19,17 +19,17 @@
 //! the test says so ([`Wire::deliver`]); what an impairment holds back crosses when the test says what time it is
 //! ([`Wire::advance`]).
 //!
-//! What a host's rings point to is read and written here as the kernel would: the rules of [`crate::memory`] hold, and a posted
+//! What a host's rings point to is read and written here as the kernel would: the rules of [`lm_dataplane::memory`] hold, and a posted
 //! address is out of its owner's hands.
 
 mod counters;
-pub(crate) mod datagram;
+pub mod datagram;
 pub mod driver;
 mod faults;
 mod host;
 pub mod impair;
 mod plug;
-pub(crate) mod sockets;
+mod sockets;
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -52,7 +52,7 @@ pub use host::{SimBell, SimNic, SimRxQueue, SimTxQueue};
 pub use impair::{Bursts, Corrupt, ImpairmentCounters, Impairments, Pattern};
 pub use plug::{switch, wire};
 
-use crate::memory::Mapping;
+use lm_dataplane::memory::Mapping;
 
 /// Packets that one wake-up sends: `TX_BATCH_SIZE` of `net/xdp/xsk.c`.
 const TX_BATCH: u32 = 32;
@@ -85,7 +85,7 @@ pub struct WireConfig {
     pub queue_shift: u32,
     /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
-    /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](crate::port::Caps::held).
+    /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](lm_dataplane::port::Caps::held).
     pub held: [u32; 2],
     /// What random numbers of endpoints that [`Wire::open`] opens come from.
     pub seed: u64,
@@ -117,7 +117,7 @@ pub struct HostConfig {
     pub mapping: Arc<Mapping>,
     /// Length of a chunk in bytes, 2048 to 4096.
     pub chunk_len: u32,
-    /// Whether packets may take several chunks, as [`XskOptions::multi_buffer`](crate::xsk::XskOptions::multi_buffer): in copy mode.
+    /// Whether packets may take several chunks, as [`XskOptions::multi_buffer`](lm_dataplane::xsk::XskOptions::multi_buffer): in copy mode.
     pub multi_buffer: bool,
     /// Where the indices of its rings begin: just below 2³² to test the wrap.
     pub ring_start: u32,
@@ -413,7 +413,6 @@ impl Shared {
 
     /// `self.packet` of host `from` is on the wire.
     fn cross(&mut self, from: usize, via: Via, place: Place) {
-        #[cfg(test)]
         self.show(from, via);
         if !self.crosses(from) {
             return;

@@ -5,16 +5,16 @@ use std::net::Ipv4Addr;
 use lm_dataplane::memory::{HUGE_PAGE_LEN, HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::port::{Port, QueueSpec, Role, RxQueue, Socket, TxQueue};
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::simnic::driver::{PADDING_BYTE, PREFIX_BYTE};
-use lm_dataplane::simnic::{
-    self, Delivery, HostConfig, ImpairmentCounters, Impairments, Semantics, SimNic, SimRxQueue, SimTxQueue,
-    Wire, WireConfig, ZeroCopy,
-};
 use lm_ebpf::Verdict;
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
+use lm_sim::driver::{PADDING_BYTE, PREFIX_BYTE};
+use lm_sim::{
+    Delivery, HostConfig, ImpairmentCounters, Impairments, Semantics, SimNic, SimRxQueue, SimTxQueue, Wire,
+    WireConfig, ZeroCopy,
+};
 
 const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -50,7 +50,7 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
         semantics: [Semantics::Copy, semantics],
         ..WireConfig::default()
     };
-    let (wire, a, b) = simnic::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
+    let (wire, a, b) = lm_sim::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
     let mut umems = umems.into_iter();
     let [a, b] = [(a, Role::General), (b, role)].map(|(mut nic, role)| {
         let umem = umems.next().expect("two");
@@ -75,8 +75,8 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
 
 fn packet(header: LmHeader, payload: &[u8]) -> Vec<u8> {
     let addressing = Addressing {
-        src_mac: MacAddr(simnic::mac_of(A)),
-        dst_mac: MacAddr(simnic::mac_of(B)),
+        src_mac: MacAddr(lm_sim::mac_of(A)),
+        dst_mac: MacAddr(lm_sim::mac_of(B)),
         vlan: None,
         src_ip: A,
         dst_ip: B,
@@ -555,7 +555,7 @@ fn packets_moved_by_hand_run_the_program_once() {
         semantics: [zero_copy(ZeroCopy::default()); 2],
         ..WireConfig::default()
     };
-    let (wire, mut a, _b) = simnic::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
+    let (wire, mut a, _b) = lm_sim::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
     let spec = QueueSpec {
         queue: 0,
         role: Role::General,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
-use crate::port::{Socket, SocketEvent};
+use lm_dataplane::port::{Socket, SocketEvent};
 
 /// Datagrams that a socket holds; more are lost and counted.
 const SOCKET_LEN: usize = 4096;
@@ -104,7 +104,7 @@ impl Sockets {
         }
     }
 
-    /// As [`recv`](crate::port::Datagrams::recv), with `take` for a datagram that fits.
+    /// As [`recv`](lm_dataplane::port::Datagrams::recv), with `take` for a datagram that fits.
     pub(crate) fn next_event(
         &mut self,
         socket: Socket,

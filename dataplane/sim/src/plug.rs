@@ -7,12 +7,12 @@ use lm_cards::chunk_len_for;
 
 use super::host::Host;
 use super::{HostConfig, Semantics, SimNic, Wire, WireConfig, lock, mac_of};
-use crate::config::EndpointConfig;
-use crate::endpoint::Endpoint;
-use crate::error::OpenError;
-use crate::memory::CHUNK_LEN_RANGE;
-use crate::over::Device;
-use crate::port::Caps;
+use lm_dataplane::Device;
+use lm_dataplane::Endpoint;
+use lm_dataplane::EndpointConfig;
+use lm_dataplane::OpenError;
+use lm_dataplane::memory::CHUNK_LEN_RANGE;
+use lm_dataplane::port::Caps;
 
 /// Hosts on one switch, at most.
 pub(super) const HOSTS_MAX: usize = 64;

@@ -8,10 +8,7 @@ pub(super) const UDP_LEN: usize = 8;
 pub(super) const HEADERS_LEN: usize = ETHERNET_LEN + IPV4_LEN + UDP_LEN;
 
 /// Source, destination port and payload of a whole UDP datagram to `ip`.
-pub(crate) fn parse_datagram(
-    frame: &[u8],
-    ip: Ipv4Addr,
-) -> Option<(SocketAddrV4, u16, std::ops::Range<usize>)> {
+pub fn parse_datagram(frame: &[u8], ip: Ipv4Addr) -> Option<(SocketAddrV4, u16, std::ops::Range<usize>)> {
     let half = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
     let address = |at: usize| {
         let octets: [u8; 4] = frame.get(at..at + 4)?.try_into().ok()?;
@@ -66,7 +63,7 @@ fn folded(sum: u32) -> u16 {
 }
 
 /// Writes a datagram as the kernel would send it, with both checksums and without MAC addresses.
-pub(crate) fn write_datagram(packet: &mut Vec<u8>, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) {
+pub fn write_datagram(packet: &mut Vec<u8>, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) {
     packet.clear();
     packet.extend_from_slice(&[0; 12]);
     packet.extend_from_slice(&[0x08, 0x00]);

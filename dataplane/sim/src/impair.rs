@@ -14,9 +14,7 @@
 //! Corruption changes what is delivered, not how much. What happens behind the wire, in the receiver's kernel (no fill entry,
 //! a full RX ring, two CPUs in the gate at once), is drawn here too, for each packet delivered, and done by the simulated NIC.
 
-pub(crate) mod foreign;
-#[cfg(test)]
-mod tests;
+pub mod foreign;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -235,7 +233,7 @@ impl Streams {
 
 /// How a packet reaches the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Via {
+pub enum Via {
     /// On a receive queue.
     Queue(u32),
     /// As a datagram longer than the MTU, put together again.
@@ -244,24 +242,31 @@ pub(crate) enum Via {
 
 /// Where a packet stands among those that one wake-up sends; alone it is neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) first: bool,
-    pub(crate) last: bool,
+pub struct Place {
+    /// Nothing was sent before it.
+    pub first: bool,
+    /// Nothing is sent after it.
+    pub last: bool,
 }
 
 /// A packet that comes out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Handed {
-    pub(crate) packet: Vec<u8>,
-    pub(crate) via: Via,
+pub struct Handed {
+    /// From its Ethernet header on.
+    pub packet: Vec<u8>,
+    /// Where it arrives.
+    pub via: Via,
 }
 
 /// What is to happen to a delivered packet in the receiver's kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arrival {
-    pub(crate) fill_empty: bool,
-    pub(crate) rx_full: bool,
-    pub(crate) race: bool,
+pub struct Arrival {
+    /// No fill entry is found.
+    pub fill_empty: bool,
+    /// The RX ring has no room.
+    pub rx_full: bool,
+    /// Another CPU overtakes it behind the gate.
+    pub race: bool,
 }
 
 /// Releases a held packet: virtual time first, then the order in which they were held.
@@ -269,7 +274,7 @@ type Key = (u64, u64);
 
 /// One direction of the wire.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub struct Link {
     what: Impairments,
     streams: Streams,
     ends: Ends,
@@ -284,7 +289,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(what: Impairments, ends: Ends) -> Link {
+    /// A direction with nothing under way.
+    pub fn new(what: Impairments, ends: Ends) -> Link {
         Link {
             streams: Streams::new(what.seed),
             what,
@@ -299,13 +305,14 @@ impl Link {
     }
 
     /// Other impairments from now on; what is held stays held.
-    pub(crate) fn change(&mut self, what: Impairments) {
+    pub fn change(&mut self, what: Impairments) {
         self.what = what;
         self.streams = Streams::new(what.seed);
         self.is_bad = false;
     }
 
-    pub(crate) fn counters(&self) -> ImpairmentCounters {
+    /// What happened to its packets so far.
+    pub fn counters(&self) -> ImpairmentCounters {
         ImpairmentCounters {
             held: self.held.len() as u64,
             ..self.counters
@@ -313,19 +320,12 @@ impl Link {
     }
 
     /// When the next held packet is due, if nothing overtakes it before.
-    pub(crate) fn next_due_ns(&self) -> Option<u64> {
+    pub fn next_due_ns(&self) -> Option<u64> {
         self.held.keys().next().map(|&(due_ns, _)| due_ns)
     }
 
     /// Takes a packet, and puts what comes out now at the end of `out`.
-    pub(crate) fn offer(
-        &mut self,
-        packet: &[u8],
-        via: Via,
-        place: Place,
-        now_ns: u64,
-        out: &mut VecDeque<Handed>,
-    ) {
+    pub fn offer(&mut self, packet: &[u8], via: Via, place: Place, now_ns: u64, out: &mut VecDeque<Handed>) {
         let position = self.counters.offered;
         self.counters.offered += 1;
         if let Via::Queue(_) = via
@@ -355,7 +355,7 @@ impl Link {
     }
 
     /// Puts every held packet that is due at the end of `out`.
-    pub(crate) fn release(&mut self, now_ns: u64, out: &mut VecDeque<Handed>) {
+    pub fn release(&mut self, now_ns: u64, out: &mut VecDeque<Handed>) {
         while let Some(entry) = self.held.first_entry()
             && entry.key().0 <= now_ns
         {
@@ -366,7 +366,7 @@ impl Link {
     }
 
     /// Draws what happens to a delivered packet in the receiver's kernel.
-    pub(crate) fn arrival(&mut self) -> Arrival {
+    pub fn arrival(&mut self) -> Arrival {
         let what = self.what;
         let dice = &mut self.streams.arrival;
         let arrival = Arrival {
@@ -381,7 +381,7 @@ impl Link {
     }
 
     /// Takes back the memory of a packet that was handed over.
-    pub(crate) fn recycle(&mut self, packet: Vec<u8>) {
+    pub fn recycle(&mut self, packet: Vec<u8>) {
         if self.spare.len() < 64 {
             self.spare.push(packet);
         }

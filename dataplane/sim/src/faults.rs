@@ -15,13 +15,11 @@ type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
 
 /// Sees each packet that a host sends, before anything happens to it: the time, the host's number, the receive queue that it is for
 /// (`None`: a datagram that arrives put together again) and its bytes.
-#[cfg(test)]
 type Watch = Box<dyn FnMut(u64, usize, Option<u32>, &[u8]) + Send>;
 
 /// What is to go wrong, and who looks on.
 pub(super) struct Faults {
     filter: Option<Filter>,
-    #[cfg(test)]
     watch: Option<Watch>,
     drop_next: [u32; HOSTS_MAX],
     /// Fragments to lose behind the gate, for each host that receives: logged, but never on the RX ring.
@@ -34,7 +32,6 @@ impl Default for Faults {
     fn default() -> Self {
         Faults {
             filter: None,
-            #[cfg(test)]
             watch: None,
             drop_next: [0; HOSTS_MAX],
             lose_behind_gate: [0; HOSTS_MAX],
@@ -160,7 +157,6 @@ impl Shared {
     }
 
     /// Shows `self.packet`, which host `from` sends, to whoever looks on.
-    #[cfg(test)]
     pub(super) fn show(&mut self, from: usize, via: Via) {
         if let Some(watch) = &mut self.faults.watch {
             let queue = match via {
@@ -193,17 +189,14 @@ impl Shared {
     }
 }
 
-#[cfg(any(test, feature = "fuzzing"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of the tests"))]
 impl Wire {
     /// Shows every packet that a host sends to `watch`, which must not use the wire itself.
-    #[cfg(test)]
-    pub(crate) fn set_watch(&self, watch: impl FnMut(u64, usize, Option<u32>, &[u8]) + Send + 'static) {
+    pub fn set_watch(&self, watch: impl FnMut(u64, usize, Option<u32>, &[u8]) + Send + 'static) {
         lock(&self.0).faults.watch = Some(Box::new(watch));
     }
 
     /// Puts a descriptor on a channel's RX ring that no packet belongs to.
-    pub(crate) fn push_descriptor(&self, host: usize, queue: u32, descriptor: crate::ring::Descriptor) {
+    pub fn push_descriptor(&self, host: usize, queue: u32, descriptor: lm_dataplane::ring::Descriptor) {
         let mut shared = lock(&self.0);
         let channel = shared.hosts[host].channels[queue as usize].as_mut();
         let rx = &mut channel.expect("an open channel").rx;
@@ -213,8 +206,7 @@ impl Wire {
     }
 
     /// The kernel, or the device, of a channel writes one byte where it may. `false`: it may not.
-    #[cfg(test)]
-    pub(crate) fn rewrite(&self, host: usize, queue: u32, address: u64, byte: u8) -> bool {
+    pub fn rewrite(&self, host: usize, queue: u32, address: u64, byte: u8) -> bool {
         let mut shared = lock(&self.0);
         let frame_len = shared.config.mtu + super::datagram::ETHERNET_LEN as u32;
         let host = &mut shared.hosts[host];
@@ -224,11 +216,11 @@ impl Wire {
     }
 
     /// A channel's drop counters, to be changed.
-    pub(crate) fn with_statistics(
+    pub fn with_statistics(
         &self,
         host: usize,
         queue: u32,
-        change: impl FnOnce(&mut crate::xsk::XdpStatistics),
+        change: impl FnOnce(&mut lm_dataplane::xsk::XdpStatistics),
     ) {
         let mut shared = lock(&self.0);
         let channel = shared.hosts[host].channels[queue as usize].as_mut();
