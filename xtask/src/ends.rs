@@ -13,7 +13,7 @@ const PORT: u16 = 7168;
 /// What both ends of a measurement are told.
 #[derive(Clone, Debug)]
 pub struct Ends {
-    transport: &'static str,
+    transport: String,
     size: u64,
     mode: &'static str,
     warm_up: f64,
@@ -25,9 +25,9 @@ pub struct Ends {
 impl Ends {
     /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first one. `transport` is one of
     /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
-    pub fn stream(transport: &'static str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
+    pub fn stream(transport: &str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
         Ends {
-            transport,
+            transport: transport.to_owned(),
             size,
             mode: "auto",
             warm_up,
@@ -71,7 +71,7 @@ impl Ends {
         let stream =
             json!({"warm_up": self.warm_up, "seconds": self.seconds[at], "rate": null, "spare": false});
         let task = json!({ "stream": stream });
-        let mut words = end(side, &spec(self.transport, task, self.size, PORT, self.mode));
+        let mut words = end(side, &spec(&self.transport, task, self.size, PORT, self.mode));
         words.extend(self.options[at].split_whitespace().map(str::to_owned));
         words
     }

@@ -308,6 +308,8 @@ impl Measured {
             let rounds = list(&row["rounds"]).iter().filter_map(Value::as_f64);
             let (what, unit, scale) = match row["row"]["what"].as_str() {
                 Some("stream") => ("stream", "Mbit/s", 1e6),
+                Some("sessions") => ("eight streams", "Mbit/s", 1e6),
+                Some("beside") => ("round trip of 64 B p50 beside a stream", "µs", 1e3),
                 _ => ("round trip p50", "µs", 1e3),
             };
             let rounds: Vec<f64> = rounds.map(|round| round / scale).collect();
@@ -315,9 +317,10 @@ impl Measured {
             let mode = row["mode"]
                 .as_str()
                 .map_or_else(String::new, |mode| format!(", {mode}"));
+            let taps = if row["taps"] == true { ", through taps" } else { "" };
             Some(Figure {
                 what: format!("{}, {what}, {} B", text(&row["device"]), row["size"]),
-                who: format!("{}{mode}", text(&row["system"])),
+                who: format!("{}{mode}{taps}", text(&row["system"])),
                 unit: unit.to_owned(),
                 figure: lm_measure::statistics::Summary::of(&rounds)?.median,
                 rounds,

@@ -92,7 +92,7 @@ fn rows_of_emulated_cards_have_the_guest_for_a_host() {
         "suite": "card", "rounds": 2, "clock": "instructions", "rustc": "rustc 1", "secret": 1,
         "machine": {"command": "cargo xtask bench card", "revision": "1a2b3c4", "date": "2031-02-03T04:05:06Z"},
         "boots": [{"qemu": "10.0", "guest": "7.3"}],
-        "rows": [row("stream", &[1e6, 3e6]), row("round-trips", &[5e3]), row("stream", &[])],
+        "rows": [row("stream", &[1e6, 3e6]), row("round-trips", &[5e3]), row("stream", &[]), row("sessions", &[2e6]), row("beside", &[7e3])],
     });
     let small = cut(&file).unwrap();
     assert!(small.get("secret").is_none() && small["boots"] == file["boots"]);
@@ -101,6 +101,10 @@ fn rows_of_emulated_cards_have_the_guest_for_a_host() {
     for row in [
         format!("| igb, stream, 64 B | lm, copy | 2.00 Mbit/s | 1.00 3.00 | – | {run}"),
         format!("| igb, round trip p50, 64 B | lm, copy | 5.00 µs | 5.00 | – | {run}"),
+        format!("| igb, eight streams, 64 B | lm, copy | 2.00 Mbit/s | 2.00 | – | {run}"),
+        format!(
+            "| igb, round trip of 64 B p50 beside a stream, 64 B | lm, copy | 7.00 µs | 7.00 | – | {run}"
+        ),
     ] {
         assert!(page.contains(&row), "{page}");
     }

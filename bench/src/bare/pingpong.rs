@@ -101,7 +101,11 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     let len = (HEADER_LEN + args.payload) as u32;
     let mut round_trips = LatencyHistogram::new();
     let warm_up = args.count / 10;
+    let mut meter = args.port.meter()?;
     for number in 0..args.count + warm_up {
+        if number == warm_up {
+            meter.begin();
+        }
         port.prepare(&headers, &number.to_be_bytes());
         let sent = Instant::now();
         port.send(len)?;
@@ -128,7 +132,10 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
             round_trips.record_ns(elapsed.as_nanos() as u64);
         }
     }
-    Ok(Outcome::of_round_trips(&round_trips))
+    Ok(Outcome {
+        cost: meter.end(),
+        ..Outcome::of_round_trips(&round_trips)
+    })
 }
 
 /// Runs `bare pong` until the process is ended.

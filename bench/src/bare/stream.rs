@@ -14,7 +14,7 @@ use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
 use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, redirect};
-use crate::suite::{Cost, Meter};
+use crate::suite::Cost;
 
 /// Arguments of `bare send`.
 #[derive(Debug, Clone, Args)]
@@ -124,7 +124,7 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
     let mut unfinished = 0;
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
-    let mut meter = Meter::new(false)?;
+    let mut meter = args.port.meter()?;
     meter.begin();
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
@@ -390,7 +390,7 @@ fn receive_by(
     let (mut taken, mut batches) = (Taken::default(), 0_u64);
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<(Instant, u64)> = None;
-    let mut meter = Meter::new(false)?;
+    let mut meter = args.port.meter()?;
     loop {
         let count = from.receive(args.port.batch, &mut taken);
         if count == 0 {

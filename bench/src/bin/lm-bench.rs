@@ -33,6 +33,8 @@ enum Program {
     Serve(suite::ServeArgs),
     /// Measure round trips, of 1 byte to 16 MiB
     Latency(suite::MeasureArgs),
+    /// Measure round trips of 64 bytes beside a stream of longer messages, on the same two threads
+    Beside(suite::MeasureArgs),
     /// Measure messages one way, several in flight
     Throughput(suite::MeasureArgs),
     /// Measure what a transfer costs: processor time, and what is left of each core
@@ -75,6 +77,7 @@ impl Program {
             Program::Impair(_)
                 | Program::Serve(_)
                 | Program::Latency(_)
+                | Program::Beside(_)
                 | Program::Throughput(_)
                 | Program::Cpu(_)
                 | Program::Limit(_)
@@ -88,6 +91,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
     match program {
         Program::Serve(args) => suite::serve(&args, ready)?,
         Program::Latency(args) => suite::measure(Measuring::Latency, &args)?,
+        Program::Beside(args) => suite::measure(Measuring::Beside, &args)?,
         Program::Throughput(args) => suite::measure(Measuring::Throughput, &args)?,
         Program::Cpu(args) => suite::measure(Measuring::Cpu, &args)?,
         Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child::Place;
 use super::host::LinkEnd;
+use super::measure::calls_of_both;
 use super::schema::{Round, TransferRound};
 use crate::bare::{self, Sockets};
 use crate::cli::Failure;
@@ -127,6 +128,8 @@ pub(super) struct BareSpec {
     queue: u32,
     near: End,
     far: End,
+    /// The tracepoint by which system calls are counted.
+    pub(super) system_calls: Option<u64>,
     /// Number of the file by which the receiver paces the sender, where both are on one machine.
     pace: Option<u64>,
 }
@@ -162,6 +165,7 @@ impl BareSpec {
             queue: u32::from(bulk && near.queues.min(far.queues) > 1),
             near: end(near),
             far: end(far),
+            system_calls: None,
             pace: (same_machine && round_trips.is_none()).then(|| u64::from(std::process::id())),
         }
     }
@@ -191,6 +195,9 @@ impl BareSpec {
         line.push_str(&format!(" --sockets {}", sockets.get_name()));
         if self.way.zero_copy {
             line.push_str(" --zero-copy");
+        }
+        if let Some(tracepoint) = self.system_calls {
+            line.push_str(&format!(" --count-system-calls {tracepoint}"));
         }
         let is_long = self.payload > LONGEST_OF_ONE;
         let in_flight = match is_long {
@@ -257,6 +264,7 @@ impl BareSpec {
                 None => receive.cost.machine_s + send.cost.machine_s * receive.seconds / send.seconds,
             },
             spare_fraction: Vec::new(),
+            calls_per_message: calls_of_both([(&send.cost, send.packets), (&receive.cost, receive.packets)]),
         }))
     }
 }

@@ -26,6 +26,8 @@ const TRIES: u32 = 3;
 pub enum Measuring {
     /// Round trips.
     Latency,
+    /// Round trips of 64 bytes beside a stream.
+    Beside,
     /// One way.
     Throughput,
     /// What it costs.
@@ -40,6 +42,7 @@ impl Measuring {
     const fn name(self) -> &'static str {
         match self {
             Measuring::Latency => "latency",
+            Measuring::Beside => "beside",
             Measuring::Throughput => "throughput",
             Measuring::Cpu => "cpu",
             Measuring::Limit => "limit",
@@ -49,7 +52,7 @@ impl Measuring {
 
     fn systems(self) -> &'static [&'static str] {
         match self {
-            Measuring::Latency | Measuring::Throughput => &["lm"],
+            Measuring::Latency | Measuring::Beside | Measuring::Throughput => &["lm"],
             Measuring::Cpu => &["lm", "lm-sleeping", "udp-blocking", "tcp"],
             Measuring::Limit => &["bare"],
             Measuring::Compare => &["all"],
@@ -68,6 +71,7 @@ impl Measuring {
         let bulk = [1 << 10, 7168, 64 << 10, 1 << 20];
         match self {
             Measuring::Latency => each(What::Latency, or(&netpipe())),
+            Measuring::Beside => each(What::LatencyUnderLoad, or(&bulk[2..3])),
             Measuring::Throughput => each(What::Throughput, or(&bulk)),
             Measuring::Limit => each(What::Throughput, or(&bulk[..2])),
             Measuring::Cpu => each(What::Cpu, or(&bulk[2..3])),
@@ -154,6 +158,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         rate: args.rate.map(|rate| rate.get() as f64),
         bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
         mode: args.mode,
+        system_calls: args.count_system_calls,
     };
     let cores = [&bench.here, &bench.far.hello].map(|hello| hello.host.cores[0] as usize);
     let mut run = Run {

@@ -9,7 +9,7 @@ use lm_measure::statistics::Summary;
 use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
-use super::end::{Outcome, Spec, Task, Transport};
+use super::end::{Cost, Outcome, Spec, Task, Transport};
 use super::frozen::Frozen;
 use super::host::{LINK, LinkEnd};
 use super::schema::{LatencyRound, Link, Round, TransferRound, What};
@@ -71,6 +71,8 @@ pub(super) struct Extent {
     pub(super) bit_rate: Option<f64>,
     /// How packets pass between driver and LM.
     pub(super) mode: Mode,
+    /// The tracepoint by which system calls are counted.
+    pub(super) system_calls: Option<u64>,
 }
 
 /// Both hosts and all links between them.
@@ -242,6 +244,7 @@ impl Bench {
                     address: SocketAddrV4::new(far.address, port(transport)),
                     mtu: near.mtu.min(far.mtu),
                     mode: extent.mode,
+                    system_calls: extent.system_calls,
                 };
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
@@ -276,7 +279,8 @@ impl Bench {
                     recipe,
                     zero_copy,
                 };
-                let spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
+                let mut spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
+                spec.system_calls = extent.system_calls;
                 let launch = Launch::Bare(spec.clone());
                 let [here, there] = self.run(&launch, (&near, ""), limit, count.is_some())?;
                 if zero_copy {
@@ -356,6 +360,7 @@ impl Bench {
                 mean_ns: histogram.mean_ns(),
                 load_bits_per_s: (what == What::LatencyUnderLoad && there.seconds > 0.0)
                     .then(|| there.bytes as f64 * 8.0 / there.seconds),
+                calls_per_message: calls_of_both([(&here.cost, here.messages), (&there.cost, 0)]),
             };
             return (Round::Latency(round), Some(histogram));
         }
@@ -383,6 +388,7 @@ impl Bench {
                 .into_iter()
                 .flatten()
                 .collect(),
+            calls_per_message: calls_of_both([(&here.cost, here.messages), (&there.cost, there.messages)]),
         };
         (Round::Transfer(round), None)
     }
@@ -458,6 +464,12 @@ fn port(transport: Transport) -> u16 {
         Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => lm_dataplane::DEFAULT_PORT,
         _ => PORT,
     }
+}
+
+/// System calls for each message of the near and of the far end, which have so many; nothing where they were not counted.
+pub(super) fn calls_of_both([near, far]: [(&Cost, u64); 2]) -> Vec<f64> {
+    let of = |(cost, messages): (&Cost, u64)| Some(cost.system_calls? as f64 / messages.max(1) as f64);
+    of(near).into_iter().chain(of(far)).collect()
 }
 
 fn task(what: What, extent: Extent) -> Task {

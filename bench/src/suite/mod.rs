@@ -29,8 +29,8 @@ mod tools;
 
 pub use args::MeasureArgs;
 pub use command::{Measuring, measure};
-pub(crate) use end::Meter;
 pub use end::{Cost, EndArgs, Outcome, run};
+pub(crate) use end::{Meter, Metered};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;

@@ -199,6 +199,9 @@ pub struct LatencyRound {
     /// What the bulk transfer beside them moved, in bits of received payload per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_bits_per_s: Option<f64>,
+    /// System calls of the asking program for each, where they were counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls_per_message: Vec<f64>,
 }
 
 /// One repetition of a transfer.
@@ -224,6 +227,9 @@ pub struct TransferRound {
     /// The sending core, then the receiving one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spare_fraction: Vec<f64>,
+    /// System calls of the sending and of the receiving program for each message that it sent or received, where they were counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls_per_message: Vec<f64>,
 }
 
 impl TransferRound {

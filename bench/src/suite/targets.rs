@@ -273,6 +273,7 @@ mod tests {
                 cpu_seconds_receive: 1.0,
                 cpu_seconds_machine: 2.0,
                 spare_fraction: Vec::new(),
+                calls_per_message: Vec::new(),
             })
         });
         Row {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::machine::{self, ResultFile};
-use crate::vm::checks::card::{RX_USECS, Row, What};
+use crate::vm::checks::card::{Row, USECS, What};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Ended, Mode, Outcome};
 use crate::vm::qemu::Clock;
@@ -22,14 +22,17 @@ const AGREE: f64 = 0.01;
 const BOOT_SECONDS: u32 = 420;
 const ROUND_SECONDS: u32 = 15;
 
-const SYSTEMS: [&str; 7] = [
+const SYSTEMS: [&str; 10] = [
     "lm",
     "lm-sleeping",
     "lm-no-integrity",
     "bare",
     "udp-spinning",
     "udp-blocking",
+    "udp-gso",
+    "udp-gso-offloads",
     "tcp",
+    "tcp-offloads",
 ];
 const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 
@@ -40,7 +43,7 @@ const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Kinds of cards.
-    #[arg(long = "device", value_enum, value_delimiter = ',', default_values_t = [Device::Igb, Device::VirtioNet])]
+    #[arg(long = "device", value_enum, value_delimiter = ',', default_values_t = Device::ALL)]
     devices: Vec<Device>,
     /// Systems of lm-bench, separated by commas.
     #[arg(long = "system", value_name = "NAMES", value_delimiter = ',', default_values_t = SYSTEMS.map(str::to_owned))]
@@ -49,14 +52,15 @@ pub(super) struct Arguments {
     #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<u64>,
     /// What to measure.
-    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips])]
+    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips, What::Beside, What::Sessions])]
     whats: Vec<What>,
     /// How often each row is measured.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10))]
     rounds: u32,
-    /// Interval between interrupts that igb is asked for, in microseconds; 3: the driver adapts it. QEMU has it last 4.1 times as long.
-    #[arg(long, default_value_t = RX_USECS)]
-    rx_usecs: u32,
+    /// Interval between interrupts that igb is asked for, of its receive and of its transmit queues, in microseconds; 3: the driver adapts it. QEMU has it last
+    /// 4.1 times as long.
+    #[arg(long, default_value_t = USECS)]
+    usecs: u32,
     /// A dozen rows in three minutes instead of all.
     #[arg(long, conflicts_with_all = ["devices", "systems", "sizes", "whats"])]
     short: bool,
@@ -82,18 +86,22 @@ struct Measured {
     rounds: Vec<f64>,
     /// 99 of 100 round trips were not longer, in nanoseconds.
     p99: Vec<f64>,
+    /// Bits of payload a second that the stream beside round trips had.
+    beside: Vec<f64>,
     /// Lost messages for each that came, all rounds together.
     lost: f64,
+    /// System calls of the near and the far program for each message, by a round of its own; of round trips the near one's alone.
+    calls: [Option<f64>; 2],
+    /// Why they are not there, though they were to be counted.
+    uncounted: Option<String>,
     /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
     interrupts: Option<[f64; 2]>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
-    /// Whether taps of the host joined the cards, whose time is real.
-    taps: bool,
 }
 
 impl Measured {
-    fn of(row: &Row, ended: &Ended, taps: bool) -> Measured {
+    fn of(row: &Row, ended: &Ended) -> Measured {
         let report = &ended.report;
         let mut failures: Vec<String> = ["failures", "absent"]
             .iter()
@@ -116,8 +124,10 @@ impl Measured {
         }
         let rounds = report["rounds"].as_array().map_or(&[][..], Vec::as_slice);
         let figure = |round: &Value| match row.what {
-            What::Stream => Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()?),
-            What::RoundTrips => round["p50_ns"].as_f64(),
+            What::Stream | What::Sessions => {
+                Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()?)
+            }
+            What::RoundTrips | What::Beside => round["p50_ns"].as_f64(),
         };
         let sum = |name: &str| {
             rounds
@@ -136,15 +146,31 @@ impl Measured {
             p99: (rounds.iter())
                 .filter_map(|round| round["p99_ns"].as_f64())
                 .collect(),
+            beside: (rounds.iter())
+                .filter_map(|round| round["load_bits_per_s"].as_f64())
+                .collect(),
             lost: if messages > 0.0 {
                 sum("lost_messages") / messages
             } else {
                 0.0
             },
+            calls: calls(&report["counted"]),
+            uncounted: report["uncounted"].as_str().map(str::to_owned),
             interrupts: interrupts(),
             failures,
-            taps,
         }
+    }
+
+    /// Of a row that did not begin.
+    fn absent(row: &Row, why: String) -> Measured {
+        let ended = Ended {
+            name: row.name(),
+            outcome: Outcome::Failed,
+            seconds: 0.0,
+            report: Value::Null,
+            output: why,
+        };
+        Measured::of(row, &ended)
     }
 
     fn median(&self) -> Option<f64> {
@@ -170,14 +196,22 @@ impl Measured {
             None if self.rounds.len() == 1 => words.push("one round".to_owned()),
             None => {}
         }
+        if let Some(beside) = Summary::of(&self.beside) {
+            words.push(format!("beside {:.0} Mbit/s", beside.median / 1e6));
+        }
         if self.lost > 0.0 {
             words.push(format!("{:.2} lost for each that came", self.lost));
         }
-        if self.taps {
-            words.push("through taps".to_owned());
+        if let Some(why) = &self.uncounted {
+            words.push(format!("system calls not counted: {why}"));
         }
         words.join("; ")
     }
+}
+
+/// What a round says of system calls.
+fn calls(round: &Value) -> [Option<f64>; 2] {
+    [0, 1].map(|end| round["calls_per_message"][end].as_f64())
 }
 
 /// The rows that are asked for; what a system cannot do is left out.
@@ -186,19 +220,19 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
     for &device in &arguments.devices {
         for &what in &arguments.whats {
             for &size in &arguments.sizes {
-                for system in &arguments.systems {
-                    for &mode in modes(device, system) {
-                        if measures(system, what, size) {
-                            rows.push(Row {
-                                device,
-                                system: system.clone(),
-                                mode,
-                                what,
-                                size,
-                                rounds: arguments.rounds,
-                                rx_usecs: arguments.rx_usecs,
-                            });
-                        }
+                for system in (arguments.systems.iter()).filter(|system| measures(system, what, size)) {
+                    for (mode, taps) in ways(device, system) {
+                        rows.push(Row {
+                            device,
+                            system: system.clone(),
+                            mode,
+                            what,
+                            size,
+                            rounds: arguments.rounds,
+                            usecs: arguments.usecs,
+                            taps,
+                            calls: matches!(what, What::Stream | What::RoundTrips),
+                        });
                     }
                 }
             }
@@ -207,27 +241,35 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
     rows
 }
 
-/// Without digests zero-copy mode is refused, and a bare stream of virtio-net's zero-copy mode does not end: docs/card-bench.md.
-fn modes(device: Device, system: &str) -> &'static [Option<Mode>] {
+/// In which modes a system runs, and whether on cards that taps of the host join: zero-copy mode wants two queues, which virtio-net has there
+/// alone, and so what it is compared with is measured there as well. Offloads are the taps', too. Without digests zero-copy mode is refused.
+fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
+    let virtio = device == Device::VirtioNet;
+    let (zero_copy, copy) = ((Some(Mode::ZeroCopy), virtio), (Some(Mode::Copy), false));
     match system {
-        "bare" if device == Device::VirtioNet => &[Some(Mode::Copy)],
-        "lm" | "lm-sleeping" | "bare" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
-        "lm-no-integrity" => &[Some(Mode::Copy)],
-        _ => &[None],
+        "lm" | "lm-sleeping" | "bare" if device != Device::Veth => vec![zero_copy, copy],
+        "lm" | "lm-sleeping" | "bare" | "lm-no-integrity" => vec![copy],
+        offloads if offloads.ends_with("-offloads") => vec![(None, virtio)],
+        _ if virtio => vec![(None, true), (None, false)],
+        _ => vec![(None, false)],
     }
 }
 
-/// Bare AF_XDP has packets and no messages, and UDP no round trips of several datagrams.
+/// Bare AF_XDP has packets and no messages, and UDP no round trips of several datagrams. Beside a stream both ends spin, and its messages take
+/// several packets. The kernel's far ends have one peer.
 fn measures(system: &str, what: What, size: u64) -> bool {
     match what {
         What::Stream => system != "bare" || size <= 1472,
         What::RoundTrips if system == "bare" => size <= 1472,
+        What::RoundTrips if system.starts_with("udp-gso") => false,
         What::RoundTrips => !system.starts_with("udp") || size <= 65_507,
+        What::Beside => size > 1472 && matches!(system, "lm" | "lm-no-integrity" | "udp-spinning"),
+        What::Sessions => size >= 64 << 10 && system.starts_with("lm"),
     }
 }
 
 /// The short list: on each kind of card LM's two modes, a stream and round trips each, beside kernel UDP.
-fn short_rows(rounds: u32, rx_usecs: u32) -> Vec<Row> {
+fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
     let row = |device, system: &str, mode, what, size| Row {
         device,
         system: system.to_owned(),
@@ -235,7 +277,9 @@ fn short_rows(rounds: u32, rx_usecs: u32) -> Vec<Row> {
         what,
         size,
         rounds,
-        rx_usecs,
+        usecs,
+        taps: device == Device::VirtioNet && mode == Some(Mode::ZeroCopy),
+        calls: false,
     };
     let mut rows = Vec::new();
     for device in [Device::Igb, Device::VirtioNet] {
@@ -264,37 +308,41 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         false => Clock::Instructions,
     };
     let mut rows = match arguments.short {
-        true => short_rows(arguments.rounds, arguments.rx_usecs),
+        true => short_rows(arguments.rounds, arguments.usecs),
         false => rows(arguments),
     };
     if clock == Clock::Instructions {
         // Each has a machine of its own.
-        rows.sort_by_key(|row| (row.device, row.needs_taps()));
+        rows.sort_by_key(machine_of);
     }
     ensure!(!rows.is_empty(), "no system measures that");
     let mut measured = Vec::new();
     let mut machines = Vec::new();
-    for rows in boots(&rows, arguments.rounds) {
-        let choice = Choice {
-            clock,
-            build: vm::Build::Release,
-            hub: clock == Clock::Instructions && !rows[0].needs_taps(),
-            console: arguments.console.clone(),
-            ..Choice::default()
-        };
-        let (report, machine) = vm::measure(choice, rows)?;
-        machines.push(Machine::of(&rows[0], &machine));
-        for row in rows {
-            let ended = report.ended.iter().find(|ended| ended.name == row.name());
-            let missing = || Ended {
-                name: row.name(),
-                outcome: Outcome::Failed,
-                seconds: 0.0,
-                report: Value::Null,
-                output: report.died.clone().unwrap_or_else(|| "it did not run".to_owned()),
+    for mut rows in boots(&rows, arguments.rounds) {
+        while !rows.is_empty() {
+            let choice = Choice {
+                clock,
+                build: vm::Build::Release,
+                hub: clock == Clock::Instructions && !rows[0].taps,
+                offloads: rows[0].has_offloads(),
+                console: arguments.console.clone(),
+                ..Choice::default()
             };
-            let taps = report.virtio_backend == Some("taps");
-            measured.push(Measured::of(row, &ended.cloned().unwrap_or_else(missing), taps));
+            let (report, machine) = vm::measure(choice, rows)?;
+            machines.push(Machine::of(&rows[0], &machine));
+            // A guest that dies in a row takes no others along: those have not begun.
+            let (ran, rest) = rows.split_at(report.ended.len());
+            measured.extend(
+                ran.iter()
+                    .zip(&report.ended)
+                    .map(|(row, ended)| Measured::of(row, ended)),
+            );
+            rows = rest;
+            if ran.is_empty() {
+                let why = report.died.unwrap_or_else(|| "it did not run".to_owned());
+                measured.extend(rows.iter().map(|row| Measured::absent(row, why.clone())));
+                break;
+            }
         }
     }
     print!("{}", table(&measured));
@@ -371,11 +419,20 @@ fn other_machine(now: &[Machine], earlier: &[Machine]) -> String {
     }
 }
 
+/// What a row's machine must be: rows of which this is the same share a boot.
+fn machine_of(row: &Row) -> (Device, bool, bool) {
+    // What the features of its device allow is decided before virtio-net is there.
+    (
+        row.device,
+        row.taps,
+        row.device == Device::VirtioNet && row.has_offloads(),
+    )
+}
+
 /// As many rows as one boot of the machine takes in its time.
 fn boots(rows: &[Row], rounds: u32) -> Vec<&[Row]> {
     let most = BOOT_SECONDS / (ROUND_SECONDS * rounds);
-    let machine = |row: &Row| (row.device, row.needs_taps());
-    rows.chunk_by(|one, other| machine(one) == machine(other))
+    rows.chunk_by(|one, other| machine_of(one) == machine_of(other))
         .flat_map(|rows| rows.chunks(most.max(1) as usize))
         .collect()
 }
@@ -388,22 +445,24 @@ fn table(measured: &[Measured]) -> Table {
         "p99 µs",
         "interrupts, near",
         "far",
+        "calls a message, near",
+        "far",
         "",
     ]);
     for one in measured {
         let whole = one.row.name();
         let name = whole.rsplit_once(' ').map_or(&*whole, |(name, _)| name);
         let scale = match one.row.what {
-            What::Stream => 1e6,
-            What::RoundTrips => 1e3,
+            What::Stream | What::Sessions => 1e6,
+            What::RoundTrips | What::Beside => 1e3,
         };
         let shown = |figure: Option<f64>, scale: f64, digits: usize| {
             figure.map_or("–".to_owned(), |figure| format!("{:.digits$}", figure / scale))
         };
         let p99 = Summary::of(&one.p99).map(|summary| summary.median);
         let p99 = match one.row.what {
-            What::Stream => String::new(),
-            What::RoundTrips => shown(p99, 1e3, 1),
+            What::Stream | What::Sessions => String::new(),
+            What::RoundTrips | What::Beside => shown(p99, 1e3, 1),
         };
         let [near, far] = [0, 1].map(|end| shown(one.interrupts.map(|both| both[end]), 1.0, 0));
         table.row([
@@ -413,6 +472,8 @@ fn table(measured: &[Measured]) -> Table {
             p99,
             near,
             far,
+            shown(one.calls[0], 1.0, 2),
+            shown(one.calls[1], 1.0, 2),
             one.remark(),
         ]);
     }

@@ -8,7 +8,9 @@ fn row(what: What) -> Row {
         what,
         size: 64,
         rounds: 2,
-        rx_usecs: RX_USECS,
+        usecs: USECS,
+        taps: false,
+        calls: false,
     }
 }
 
@@ -30,7 +32,7 @@ fn streams(seconds: [f64; 2], lost: u64) -> Measured {
         "failures": Value::Null,
         "interrupts": [5, 50],
     });
-    Measured::of(&row(What::Stream), &ended(Outcome::Passed, report), false)
+    Measured::of(&row(What::Stream), &ended(Outcome::Passed, report))
 }
 
 #[test]
@@ -53,20 +55,33 @@ fn what_failed_is_in_the_row() {
         "failures": [{"why": "no answer"}],
         "error": "something else",
     });
-    let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report), false);
+    let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report));
     assert_eq!(
         (one.median(), one.remark().as_str()),
         (Some(5.0), "1 failed: no answer; one round")
     );
-    let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null), false);
+    let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null));
     assert_eq!(
         (dead.median(), dead.remark().as_str()),
         (None, "1 failed: last words")
     );
     let nothing = json!({"rounds": null, "error": "nothing was measured"});
-    let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing), false);
+    let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing));
     assert_eq!(nothing.remark(), "1 failed: nothing was measured");
     assert!(table(&[nothing]).to_string().contains("–"));
+}
+
+#[test]
+fn system_calls_are_those_of_a_message() {
+    assert_eq!(
+        calls(&json!({"calls_per_message": [2.0, 1.5]})),
+        [Some(2.0), Some(1.5)]
+    );
+    assert_eq!(calls(&json!({"calls_per_message": [2.5]})), [Some(2.5), None]);
+    assert_eq!(calls(&Value::Null), [None, None]);
+    let report = json!({"uncounted": "no tracefs"});
+    let one = Measured::of(&row(What::Stream), &ended(Outcome::Passed, report));
+    assert_eq!(one.remark(), "system calls not counted: no tracefs");
 }
 
 #[test]
@@ -85,7 +100,6 @@ fn two_runs_are_compared_row_by_row() {
     let dead = [Measured::of(
         &row(What::Stream),
         &ended(Outcome::Failed, Value::Null),
-        false,
     )];
     assert!(compare(&dead, &first).is_err(), "nor is a row without a figure");
     let error = compare(&first, &[]).unwrap_err().to_string();
@@ -121,7 +135,7 @@ fn a_boot_has_cards_of_one_kind_and_an_end() {
     let mut rows = vec![row(What::Stream); 20];
     rows[18].device = Device::VirtioNet;
     rows[19].device = Device::VirtioNet;
-    rows[19].mode = Some(Mode::ZeroCopy);
+    rows[19].taps = true;
     let lens: Vec<usize> = boots(&rows, 2).iter().map(|rows| rows.len()).collect();
     assert_eq!(lens, [14, 4, 1, 1], "and is joined in one way");
     assert_eq!(boots(&rows, 10).len(), 11, "two at a time");
@@ -134,10 +148,18 @@ fn only_what_a_system_can_do_is_asked_of_it() {
         !measures("udp-blocking", What::RoundTrips, 65_508)
             && measures("udp-blocking", What::Stream, 1 << 20)
     );
-    assert_eq!(modes(Device::Igb, "lm-no-integrity"), [Some(Mode::Copy)]);
-    assert_eq!(modes(Device::Igb, "bare"), modes(Device::Igb, "lm"));
-    assert_eq!(modes(Device::VirtioNet, "bare"), [Some(Mode::Copy)]);
-    let short = short_rows(2, RX_USECS);
+    let (zero_copy, copy) = (Some(Mode::ZeroCopy), Some(Mode::Copy));
+    assert_eq!(ways(Device::Igb, "lm-no-integrity"), [(copy, false)]);
+    assert_eq!(ways(Device::Igb, "bare"), [(zero_copy, false), (copy, false)]);
+    assert_eq!(
+        ways(Device::VirtioNet, "bare"),
+        [(zero_copy, true), (copy, false)]
+    );
+    assert_eq!(ways(Device::VirtioNet, "tcp"), [(None, true), (None, false)]);
+    assert_eq!(ways(Device::VirtioNet, "tcp-offloads"), [(None, true)]);
+    assert_eq!(ways(Device::Veth, "lm"), [(copy, false)]);
+    assert!(!measures("udp-gso", What::RoundTrips, 64) && !measures("lm-sleeping", What::Beside, 7168));
+    let short = short_rows(2, USECS);
     let names: std::collections::BTreeSet<String> = short.iter().map(Row::name).collect();
     assert_eq!(names.len(), short.len(), "a row is known by its name");
 }

@@ -14,7 +14,7 @@ use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
 use super::devices::Device;
-use super::protocol::{Ended, Event, MODULES_DIR, Outcome, PLAN_PATH, Plan, Task, tail};
+use super::protocol::{Ended, Event, MODULES_DIR, Outcome, PLAN_PATH, Plan, Spoil, Task, Work, tail};
 use super::qemu;
 use crate::bed::{Launch, Output};
 
@@ -160,13 +160,16 @@ impl Port {
 /// Runs a task in a process of its own.
 fn perform(task: &Task) -> Ended {
     let started = Instant::now();
-    let launch = match (&task.command, &task.row) {
-        (Some(command), _) => Launch::new("/bin/sh").args(["-c", command]),
-        (None, Some(row)) => {
+    let launch = match &task.work {
+        Work::Command(command) => Launch::new("/bin/sh").args(["-c", command]),
+        Work::Row(row) => {
             let row = serde_json::to_string(row).expect("a row is plain data");
             Launch::new("/bin/xtask").args(["vm-card", &row])
         }
-        (None, None) => Launch::new("/bin/xtask").args(["vm-check", &task.name]),
+        Work::Check(check) => Launch::new("/bin/xtask").args(["vm-check", check]),
+        Work::Spoiled(check, spoil) => {
+            Launch::new("/bin/xtask").args(["vm-check", check, "--spoil", spoil.option()])
+        }
     };
     let limit = Duration::from_secs(u64::from(task.limit_s));
     let finished = launch
@@ -174,8 +177,11 @@ fn perform(task: &Task) -> Ended {
         .spawn()
         .and_then(|program| program.outcome());
     let (outcome, report, output) = match finished {
-        Ok(output) if task.command.is_some() => of_command(&output),
-        Ok(output) => of_check(&output),
+        Ok(output) => match task.work {
+            Work::Command(_) => of_command(&output),
+            Work::Spoiled(_, spoil) => of_spoiled(spoil, of_check(&output)),
+            Work::Check(_) | Work::Row(_) => of_check(&output),
+        },
         Err(error) => (Outcome::Failed, Value::Null, format!("{error:#}")),
     };
     Ended {
@@ -215,6 +221,20 @@ fn of_check(output: &Output) -> (Outcome, Value, String) {
                 "the check ended without a report\n{}{}",
                 output.stdout, output.stderr
             ),
+        ),
+    }
+}
+
+/// A check with a fault passes by finding it.
+fn of_spoiled(spoil: Spoil, found: (Outcome, Value, String)) -> (Outcome, Value, String) {
+    let (outcome, _, text) = found;
+    match outcome {
+        Outcome::Failed if text.contains(spoil.words()) => (Outcome::Passed, Value::Null, String::new()),
+        Outcome::Skipped => (outcome, Value::Null, text),
+        Outcome::Passed | Outcome::Failed => (
+            Outcome::Failed,
+            Value::Null,
+            format!("the fault that was put in was not found\n{text}"),
         ),
     }
 }
@@ -328,6 +348,22 @@ mod tests {
         assert_eq!((outcome, text.as_str()), (Outcome::Failed, "error: no"));
         let (outcome, _, text) = of_check(&output(0, "", ""));
         assert!(outcome == Outcome::Failed && text.contains("without a report"));
+    }
+
+    #[test]
+    fn a_check_with_a_fault_passes_by_finding_it() {
+        let failed = |text: &str| (Outcome::Failed, Value::Null, text.to_owned());
+        let found = of_spoiled(Spoil::File, failed("SHA-256 1 instead of 2"));
+        assert_eq!(found, (Outcome::Passed, Value::Null, String::new()));
+        let (outcome, _, text) = of_spoiled(Spoil::Card, failed("SHA-256 1 instead of 2"));
+        assert!(
+            outcome == Outcome::Failed && text.contains("was not found\nSHA-256"),
+            "{text}"
+        );
+        let passed = (Outcome::Passed, json!({}), String::new());
+        assert_eq!(of_spoiled(Spoil::File, passed).0, Outcome::Failed);
+        let skipped = (Outcome::Skipped, Value::Null, "too old".to_owned());
+        assert_eq!(of_spoiled(Spoil::File, skipped.clone()), skipped);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Run<'a> {
     pub devices: &'a [Device],
     /// Whether QEMU joins virtio-net cards itself, though there may be taps.
     pub hub: bool,
+    /// Whether virtio-net cards have offloads.
+    pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
     /// What the guest was told to do.
@@ -85,6 +87,7 @@ impl Run<'_> {
             results: &results,
             devices: self.devices,
             taps: network.is_some().then(|| TAPS.map(str::to_owned)),
+            offloads: self.offloads,
             clock: self.clock,
         };
         let launch = self.qemu.launch(&config, limit);
@@ -303,14 +306,14 @@ impl<'a> Conversation<'a> {
 mod tests {
     use serde_json::json;
 
+    use super::super::protocol::Work;
     use super::*;
 
     fn tasks() -> Vec<Task> {
         vec![Task {
             name: "boot".to_owned(),
             limit_s: 5,
-            command: None,
-            row: None,
+            work: Work::Check("boot".to_owned()),
         }]
     }
 

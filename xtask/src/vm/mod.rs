@@ -37,7 +37,7 @@ pub use image::Build;
 use image::Image;
 use machine::Report;
 use packages::{Cache, KERNEL, QEMU, TOOLS};
-use protocol::{Ended, Mode, Outcome, Plan, Spoil, Task};
+use protocol::{Mode, Outcome, Plan, Task, Work};
 use qemu::{Clock, Qemu};
 use unavailable::Unavailable;
 
@@ -106,6 +106,10 @@ pub enum Purpose {
     Test,
     /// `cargo xtask test --vm --short`.
     ShortTest,
+    /// `cargo xtask test --vm --spoiled`: only checks with faults put into them.
+    Spoiled,
+    /// The short list, and checks with faults.
+    ShortAndSpoiled,
 }
 
 impl Purpose {
@@ -113,8 +117,20 @@ impl Purpose {
         match self {
             Purpose::Machine => |list| list == List::Machine,
             Purpose::Test => |list| matches!(list, List::Short | List::Long),
-            Purpose::ShortTest => |list| list == List::Short,
+            Purpose::ShortTest | Purpose::ShortAndSpoiled => |list| list == List::Short,
+            Purpose::Spoiled => |_| false,
         }
+    }
+
+    fn is_short(self) -> bool {
+        matches!(
+            self,
+            Purpose::ShortTest | Purpose::Spoiled | Purpose::ShortAndSpoiled
+        )
+    }
+
+    fn has_faults(self) -> bool {
+        matches!(self, Purpose::Spoiled | Purpose::ShortAndSpoiled)
     }
 }
 
@@ -145,9 +161,9 @@ pub struct Choice {
     /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
     #[arg(skip)]
     pub hub: bool,
-    /// Faults to put into checks.
+    /// Whether virtio-net cards have the offloads that QEMU can give them, with which there is no XDP.
     #[arg(skip)]
-    pub spoil: Vec<Spoil>,
+    pub offloads: bool,
 }
 
 impl From<Choice> for Arguments {
@@ -160,6 +176,13 @@ impl From<Choice> for Arguments {
 }
 
 impl Arguments {
+    /// With these kinds of devices alone.
+    #[must_use]
+    pub fn with_devices(mut self, devices: &[Device]) -> Arguments {
+        self.devices = devices.to_vec();
+        self
+    }
+
     /// Each kind of devices once, in the order of the results.
     fn devices(&self) -> Vec<Device> {
         let is_wanted = |device: &Device| self.devices.is_empty() || self.devices.contains(device);
@@ -215,8 +238,7 @@ pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
     let task = |row: &Row| Task {
         name: row.name(),
         limit_s: row.limit_s(),
-        command: None,
-        row: Some(row.clone()),
+        work: Work::Row(row.clone()),
     };
     let tasks: Vec<Task> = rows.iter().map(task).collect();
     let arguments = Arguments {
@@ -258,8 +280,8 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         devices: devices.to_vec(),
         huge_pages: qemu::HUGE_PAGES,
         mode: choice.mode,
-        short: choice.purpose == Purpose::ShortTest,
-        spoil: choice.spoil.clone(),
+        short: choice.purpose.is_short(),
+        spoil: None,
         tasks: tasks.to_vec(),
     };
     let root = folder.join("root");
@@ -283,6 +305,7 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         console: choice.console.clone().unwrap_or_else(|| folder.join("console")),
         devices,
         hub: choice.hub,
+        offloads: choice.offloads,
         clock: choice.clock,
         tasks: &plan.tasks,
     }
@@ -372,18 +395,33 @@ fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
         let task = |one: &Selected| Task {
             name: one.name(),
             limit_s: one.check.limit_s,
-            command: None,
-            row: None,
+            work: Work::Check(one.name()),
         };
-        return selected.iter().map(task).collect();
+        let mut tasks: Vec<Task> = selected.iter().map(task).collect();
+        if arguments.choice.purpose.has_faults() {
+            tasks.extend(spoiled());
+        }
+        return tasks;
     }
     let command = |line: &String| Task {
         name: line.clone(),
         limit_s: arguments.run_limit,
-        command: Some(line.clone()),
-        row: None,
+        work: Work::Command(line.clone()),
     };
     arguments.run.iter().map(command).collect()
+}
+
+/// The checks with faults.
+fn spoiled() -> impl Iterator<Item = Task> {
+    let all = checks::all(&Device::ALL);
+    checks::SPOILED.into_iter().filter_map(move |(name, spoil)| {
+        let limit_s = all.iter().find(|one| one.name() == name)?.check.limit_s;
+        Some(Task {
+            name: format!("{name} with a fault"),
+            limit_s,
+            work: Work::Spoiled(name.to_owned(), spoil),
+        })
+    })
 }
 
 fn listing(selected: &[Selected]) -> String {
@@ -426,11 +464,14 @@ fn verdict(report: &Report, tasks: &[Task]) -> Result<()> {
         .ended
         .iter()
         .filter(|ended| ended.outcome == Outcome::Failed);
-    let not_passed = NotPassed {
-        failed: failed.cloned().collect(),
-        of: report.ended.len(),
-    };
-    ensure!(not_passed.failed.is_empty(), not_passed);
+    let failed: Vec<&str> = failed.map(|ended| ended.name.as_str()).collect();
+    ensure!(
+        failed.is_empty(),
+        "{} of {} failed: {}; what they said is above",
+        failed.len(),
+        report.ended.len(),
+        failed.join(", ")
+    );
     let missing = tasks
         .iter()
         .find(|task| !report.ended.iter().any(|ended| ended.name == task.name));
@@ -442,29 +483,6 @@ fn verdict(report: &Report, tasks: &[Task]) -> Result<()> {
     }
     Ok(())
 }
-
-/// Checks that have failed.
-#[derive(Debug)]
-pub struct NotPassed {
-    /// Each of them.
-    pub failed: Vec<Ended>,
-    of: usize,
-}
-
-impl std::fmt::Display for NotPassed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<&str> = self.failed.iter().map(|ended| ended.name.as_str()).collect();
-        write!(
-            f,
-            "{} of {} failed: {}; what they said is above",
-            names.len(),
-            self.of,
-            names.join(", ")
-        )
-    }
-}
-
-impl std::error::Error for NotPassed {}
 
 /// Why the machine cannot be had here, if that is why a run failed: a caller skips what needs it and says so.
 pub fn skip_reason(error: &anyhow::Error) -> Option<String> {

@@ -25,14 +25,15 @@ pub struct Plan {
     pub mode: Mode,
     /// Whether checks are to do less.
     pub short: bool,
-    /// Faults to put into checks.
-    pub spoil: Vec<Spoil>,
+    /// The fault to put into a check; the check's own command line says which.
+    #[serde(skip)]
+    pub spoil: Option<Spoil>,
     /// What to run, in order.
     pub tasks: Vec<Task>,
 }
 
-/// A fault that is put into a check on purpose, once, to see what becomes of the run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A fault that is put into a check on purpose, once, to see whether the check finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Spoil {
     /// A byte of a received file is another.
@@ -41,6 +42,26 @@ pub enum Spoil {
     Message,
     /// A card is left with another RSS table.
     Card,
+}
+
+impl Spoil {
+    /// As the command line has it.
+    pub const fn option(self) -> &'static str {
+        match self {
+            Spoil::File => "file",
+            Spoil::Message => "message",
+            Spoil::Card => "card",
+        }
+    }
+
+    /// In what a check says that has found it.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Spoil::File => "SHA-256",
+            Spoil::Message => "changed",
+            Spoil::Card => "the RSS tables were",
+        }
+    }
 }
 
 /// How packets pass between driver and program.
@@ -87,14 +108,26 @@ impl Mode {
 /// One thing to run in the guest, in a process of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
-    /// The check's name, or the command line.
+    /// No other one has this name.
     pub name: String,
     /// After so many seconds it is killed and has failed.
     pub limit_s: u32,
-    /// A command line for the guest's shell; `None`: the check of that name, or the row.
-    pub command: Option<String>,
+    /// What it does.
+    pub work: Work,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// The check of that name.
+    Check(String),
+    /// The check of that name with a fault, which it must find.
+    Spoiled(String, Spoil),
+    /// A command line for the guest's shell.
+    Command(String),
     /// A row of `cargo xtask bench card`.
-    pub row: Option<Row>,
+    Row(Row),
 }
 
 /// One line of the guest.

@@ -94,6 +94,8 @@ pub struct MachineConfig<'a> {
     pub devices: &'a [Device],
     /// Names of the taps of the two virtio-net devices; `None`: they are joined inside QEMU, with a single queue.
     pub taps: Option<[String; 2]>,
+    /// Whether virtio-net devices have all their offloads.
+    pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
 }
@@ -169,6 +171,7 @@ impl MachineConfig<'_> {
                         );
                     }
                     Device::VirtioNet => {
+                        let features = if self.offloads { "" } else { NO_OFFLOADS };
                         let queues = match &self.taps {
                             Some(taps) => {
                                 let tap = &taps[number];
@@ -192,7 +195,7 @@ impl MachineConfig<'_> {
                         add(
                             "-device",
                             format!(
-                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO_FEATURES}{queues}"
+                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO}{features}{queues}"
                             ),
                         );
                     }
@@ -203,10 +206,12 @@ impl MachineConfig<'_> {
     }
 }
 
-/// Zero-copy needs the DMA interface (`iommu_platform`, which is modern virtio), and XDP needs packets as they are: one buffer each,
-/// nothing joined, no checksum left to others. With a single segmentation offload of the guest's left on, drivers/net/virtio_net.c
-/// has "big packets", and binding is `ENOENT`.
-const VIRTIO_FEATURES: &str = "iommu_platform=on,disable-legacy=on,ctrl_guest_offloads=on,mrg_rxbuf=off,\
+/// Zero-copy needs the DMA interface, which is modern virtio.
+const VIRTIO: &str = "iommu_platform=on,disable-legacy=on";
+
+/// XDP needs packets as they are: one buffer each, nothing joined, no checksum left to others. With a single segmentation offload of the guest's
+/// left on, drivers/net/virtio_net.c has "big packets", and binding is `ENOENT`.
+const NO_OFFLOADS: &str = ",ctrl_guest_offloads=on,mrg_rxbuf=off,\
     csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,host_uso=off,\
     guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_uso4=off,guest_uso6=off";
 
@@ -316,6 +321,7 @@ mod tests {
             console: Path::new("/t/a,b"),
             results: Path::new("/t/results"),
             devices,
+            offloads: false,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
             clock,
         }

@@ -1,5 +1,6 @@
 use clap::Parser as _;
 
+use super::protocol::Ended;
 use super::*;
 
 #[derive(clap::Parser)]
@@ -35,13 +36,17 @@ fn the_command_line_says_what_runs() {
     .unwrap();
     let tasks_of_checks = tasks(&arguments, &selected);
     assert_eq!(tasks_of_checks.len(), 2);
-    assert!(tasks_of_checks[0].command.is_none() && tasks_of_checks[0].name == "igb/transfer");
+    let transfer = || "igb/transfer".to_owned();
+    assert_eq!(
+        (&tasks_of_checks[0].name, &tasks_of_checks[0].work),
+        (&transfer(), &Work::Check(transfer()))
+    );
     assert!(listing(&selected).starts_with("igb/transfer         a file"));
 
     let arguments = parse(&["--run", "ls /", "--run", "true", "--run-limit", "7"]).unwrap();
     let commands = tasks(&arguments, &[]);
     assert_eq!((commands.len(), commands[0].limit_s), (2, 7));
-    assert_eq!(commands[0].command.as_deref(), Some("ls /"));
+    assert_eq!(commands[0].work, Work::Command("ls /".to_owned()));
     for wrong in [
         &["--devices", "e1000"][..],
         &["--kernel", "/k"],
@@ -61,8 +66,7 @@ fn what_failed_is_told_with_its_words() {
     let task = |name: &str| Task {
         name: name.to_owned(),
         limit_s: 1,
-        command: None,
-        row: None,
+        work: Work::Check(name.to_owned()),
     };
     let tasks = [task("boot"), task("igb/transfer")];
     let mut report = Report {

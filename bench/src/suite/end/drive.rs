@@ -91,6 +91,7 @@ pub(crate) struct Sent {
 pub(super) fn ask(
     end: &mut dyn End,
     spec: &Spec,
+    mut meter: Meter,
     count: u64,
     seconds: f64,
     rate: Option<f64>,
@@ -109,6 +110,9 @@ pub(super) fn ask(
         let due = rate.map(|rate| started + Duration::from_secs_f64(number as f64 / rate));
         if let Some(due) = due {
             end.wait_until(due);
+        }
+        if number == warm_up {
+            meter.begin();
         }
         // What was due and could not be sent has been waiting since (no coordinated omission).
         let from = due.unwrap_or_else(Instant::now);
@@ -147,9 +151,11 @@ pub(super) fn ask(
             break;
         }
     }
+    let cost = meter.end();
     end.close()?;
     Ok(Outcome {
         seconds: started.elapsed().as_secs_f64(),
+        cost,
         ..Outcome::of_round_trips(&histogram)
     })
 }
@@ -390,6 +396,7 @@ impl Look {
 
 #[cfg(test)]
 mod tests {
+    use super::super::meter::Metered;
     use super::super::{Mode, Task};
     use super::*;
 
@@ -423,6 +430,10 @@ mod tests {
         }
     }
 
+    fn meter() -> Meter {
+        Meter::new(Metered::default()).unwrap()
+    }
+
     fn spec(size: u64) -> Spec {
         Spec {
             transport: Transport::UdpBlocking,
@@ -434,12 +445,13 @@ mod tests {
             address: "127.0.0.1:1".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
+            system_calls: None,
         }
     }
 
     #[test]
     fn warm_up_does_not_count() {
-        let outcome = ask(&mut Mirror::default(), &spec(3), 1000, 60.0, None).unwrap();
+        let outcome = ask(&mut Mirror::default(), &spec(3), meter(), 1000, 60.0, None).unwrap();
         assert_eq!(outcome.messages, 1000);
         assert_eq!(
             outcome.round_trips.iter().map(|(_, count)| count).sum::<u64>(),
@@ -454,7 +466,7 @@ mod tests {
             late: Some(Duration::from_millis(600)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), 20, 0.5, None).unwrap();
+        let outcome = ask(&mut end, &spec(64), meter(), 20, 0.5, None).unwrap();
         assert_eq!(outcome.messages, 20, "{:?}", outcome.round_trips);
     }
 
@@ -465,7 +477,7 @@ mod tests {
             late: Some(Duration::from_millis(50)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), 100, 60.0, Some(1000.0)).unwrap();
+        let outcome = ask(&mut end, &spec(64), meter(), 100, 60.0, Some(1000.0)).unwrap();
         let waited: u64 = (outcome.round_trips.iter())
             .filter(|(ns, _)| *ns > 10_000_000)
             .map(|(_, count)| count)
@@ -495,7 +507,7 @@ mod tests {
                 Ok(())
             }
         }
-        let error = ask(&mut Wrong, &spec(64), 10, 60.0, None).unwrap_err();
+        let error = ask(&mut Wrong, &spec(64), meter(), 10, 60.0, None).unwrap_err();
         assert!(error.to_string().contains("another message"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
-//! What a transfer costs: processor time of this process, busy time of the machine, and what is left of the core.
+//! What a transfer costs: processor time of this process, its system calls, busy time of the machine, and what is left of the core.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -25,11 +26,24 @@ pub struct Cost {
     pub machine_s: f64,
     /// What a loop of the lowest priority got of this core, as a part of what it gets when the core is idle.
     pub spare: Option<f64>,
+    /// System calls of the thread that did the work, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_calls: Option<u64>,
 }
 
-/// Measures from its making on.
+/// What a meter looks at besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Metered {
+    /// What is left of this core, by a loop of the lowest priority; the core must be idle when the meter is made.
+    pub(crate) spare: bool,
+    /// System calls, by the number of the tracepoint that each passes; the kernel takes a longer way for each of them then.
+    pub(crate) system_calls: Option<u64>,
+}
+
+/// Measures from its making on, in the thread that made it.
 pub(crate) struct Meter {
     spare: Option<Spare>,
+    system_calls: Option<File>,
     begun: Option<Reading>,
 }
 
@@ -39,13 +53,14 @@ struct Reading {
     process_s: f64,
     machine_s: f64,
     turns: u64,
+    system_calls: Option<u64>,
 }
 
 impl Meter {
-    /// With a loop of the lowest priority on this core if `spare`; the core must be idle now.
-    pub(crate) fn new(spare: bool) -> io::Result<Meter> {
+    pub(crate) fn new(metered: Metered) -> io::Result<Meter> {
         Ok(Meter {
-            spare: spare.then(Spare::start).transpose()?,
+            spare: metered.spare.then(Spare::start).transpose()?,
+            system_calls: metered.system_calls.map(count_system_calls).transpose()?,
             begun: None,
         })
     }
@@ -59,12 +74,24 @@ impl Meter {
             process_s: process_s - loop_s,
             machine_s: machine_busy_s().unwrap_or(0.0),
             turns,
+            system_calls: None,
         }
+    }
+
+    /// So far, this reading among them.
+    fn system_calls(&self) -> Option<u64> {
+        let mut count = [0; 8];
+        let mut counter = self.system_calls.as_ref()?;
+        counter.read_exact(&mut count).ok()?;
+        Some(u64::from_ne_bytes(count))
     }
 
     /// From here on it counts.
     pub(crate) fn begin(&mut self) {
-        self.begun = Some(self.read());
+        let mut begun = self.read();
+        // After what the other figures take, and before it at the end.
+        begun.system_calls = self.system_calls();
+        self.begun = Some(begun);
     }
 
     /// What it came to.
@@ -72,6 +99,7 @@ impl Meter {
         let Some(begun) = self.begun else {
             return Cost::default();
         };
+        let system_calls = self.system_calls();
         let now = self.read();
         let seconds = (now.at - begun.at).as_secs_f64();
         Cost {
@@ -81,8 +109,21 @@ impl Meter {
                 .spare
                 .as_ref()
                 .map(|spare| (now.turns - begun.turns) as f64 / seconds / spare.idle_turns_per_s),
+            system_calls: system_calls
+                .zip(begun.system_calls)
+                .map(|(now, begun)| now - begun - 1),
         }
     }
+}
+
+/// The counter of this thread's system calls.
+fn count_system_calls(tracepoint: u64) -> io::Result<File> {
+    sys::count_passes(tracepoint).map_err(|error| {
+        let what = format!(
+            "cannot count passes of tracepoint {tracepoint}: {error}; name that of raw_syscalls/sys_enter, as root"
+        );
+        io::Error::new(error.kind(), what)
+    })
 }
 
 /// Busy seconds of all cores since the machine started, from the first line of `/proc/stat` (proc_stat(5)): user, system, irq and
@@ -185,13 +226,37 @@ mod tests {
 
     #[test]
     fn work_costs() {
-        let mut meter = Meter::new(false).unwrap();
+        let mut meter = Meter::new(Metered::default()).unwrap();
         meter.begin();
         let before = meter.begun.unwrap().process_s;
         while meter.read().process_s < before + 0.05 {
             std::hint::spin_loop();
         }
         let cost = meter.end();
-        assert!(cost.process_s >= 0.05 && cost.spare.is_none(), "{cost:?}");
+        assert!(
+            cost.process_s >= 0.05 && cost.spare.is_none() && cost.system_calls.is_none(),
+            "{cost:?}"
+        );
+    }
+
+    #[test]
+    fn system_calls_are_counted_one_by_one() {
+        let id = std::fs::read_to_string("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id");
+        let Ok(id) = id else {
+            println!("NOT IN THIS KERNEL: the tracepoint of system calls");
+            return;
+        };
+        let mut meter = Meter::new(Metered {
+            system_calls: Some(id.trim().parse().unwrap()),
+            ..Metered::default()
+        })
+        .unwrap();
+        for calls in [0, 3] {
+            meter.begin();
+            for _ in 0..calls {
+                let _time = clock_gettime(ClockId::ProcessCPUTime);
+            }
+            assert_eq!(meter.end().system_calls, Some(calls));
+        }
     }
 }

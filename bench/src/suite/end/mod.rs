@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
 pub use meter::Cost;
-pub(crate) use meter::Meter;
+pub(crate) use meter::{Meter, Metered};
 use real_time::Sending;
 use timetable::Timetable;
 
@@ -117,6 +117,9 @@ pub(crate) struct Spec {
     pub(crate) mtu: u32,
     /// How packets pass between driver and LM.
     pub(crate) mode: Mode,
+    /// The tracepoint by which system calls are counted; what is measured takes longer then.
+    #[serde(default)]
+    pub(crate) system_calls: Option<u64>,
 }
 
 /// Which of the two ends.
@@ -237,12 +240,16 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
         end.tell(&mut outcome);
         Ok(outcome)
     };
+    let meter = |spare| {
+        let system_calls = spec.system_calls;
+        Meter::new(Metered { spare, system_calls }).map_err(failed)
+    };
     let outcome = match spec.task {
         Task::RoundTrips { count, seconds, rate } => {
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
             let outcome = match args.side {
-                Side::Near => drive::ask(end, &spec, count, seconds, rate),
+                Side::Near => drive::ask(end, &spec, meter(false)?, count, seconds, rate),
                 Side::Far => drive::answer(end),
             };
             told(outcome, end)?
@@ -253,7 +260,7 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             rate,
             spare,
         } => {
-            let meter = meter::Meter::new(spare).map_err(failed)?;
+            let meter = meter(spare)?;
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
             match args.side {

@@ -1,9 +1,10 @@
 //! System calls that neither `std` nor `rustix` has: many datagrams at once, zero-copy sends, the idle scheduling class.
 
+use std::fs::File;
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::UdpSocket;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::ptr;
 
 /// `SO_EE_ORIGIN_ZEROCOPY` of `include/uapi/linux/errqueue.h`.
@@ -67,6 +68,57 @@ pub(super) fn become_idle() -> io::Result<()> {
         Err(io::Error::last_os_error())
     }
 }
+
+/// `struct perf_event_attr` of `include/uapi/linux/perf_event.h` in its first form (`PERF_ATTR_SIZE_VER0`).
+#[repr(C)]
+#[derive(Default)]
+struct EventAttributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    breakpoint_type: u32,
+    breakpoint_address: u64,
+}
+
+const _: () = assert!(size_of::<EventAttributes>() == 64);
+
+/// `PERF_TYPE_TRACEPOINT`.
+const TRACEPOINT: u32 = 2;
+
+/// A file that counts how often the calling thread passes a tracepoint of the kernel: reading 8 bytes gives the count so far (perf_event_open(2)).
+pub(super) fn count_passes(tracepoint: u64) -> io::Result<File> {
+    let attributes = EventAttributes {
+        kind: TRACEPOINT,
+        size: size_of::<EventAttributes>() as u32,
+        config: tracepoint,
+        ..EventAttributes::default()
+    };
+    // SAFETY: the attributes are alive and as long as they say. This thread, any core, no group; closed on exec.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            ptr::from_ref(&attributes),
+            0,
+            -1,
+            -1,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    };
+    let fd = RawFd::try_from(fd).expect("a descriptor, or -1");
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just created, owned by nobody else.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Of `include/uapi/linux/perf_event.h`.
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
 /// Datagrams that are sent or received by one system call.
 pub(super) struct Batch {

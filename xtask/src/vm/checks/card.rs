@@ -7,10 +7,11 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::interrupts::set_rx_usecs;
+use super::interrupts::set_usecs;
 use super::pair::{await_link, hosts, spread_evenly, steer};
+use super::sessions;
 use crate::bed::leftovers::{Registered, temporary_folder};
-use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program};
+use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program, middle};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Mode;
 
@@ -18,12 +19,18 @@ use crate::vm::protocol::Mode;
 const ROUND_TRIPS: u32 = 100;
 const ROUND_TRIPS_SECONDS: f64 = 0.5;
 /// A stream's time that does not count, and that counts. In less, rounds of LM's copy mode differ by 10 %.
-const WARM_UP: f64 = 0.1;
-const STREAM_SECONDS: f64 = 0.5;
-/// For igb's `ethtool -C IF rx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the traffic, to a millisecond
-/// here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. Without any (0) each packet has an interrupt, and kernel UDP's
-/// receiver does nothing else.
-pub const RX_USECS: u32 = 10;
+pub(super) const WARM_UP: f64 = 0.1;
+pub(super) const STREAM_SECONDS: f64 = 0.5;
+/// The same while system calls are counted.
+const COUNTED_WARM_UP: f64 = 0.05;
+const COUNTED_SECONDS: f64 = 0.1;
+/// Where the kernel numbers the tracepoint that each system call passes.
+const SYSTEM_CALLS: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id";
+/// For igb's `ethtool -C IF rx-usecs` and `tx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the length of
+/// packets, to 0.8 ms here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. In zero-copy mode packets leave by the
+/// interrupt of the transmit queue, so that `tx-usecs` is a packet's delay. Without any (0) each packet has an interrupt, and kernel UDP's receiver
+/// does nothing else.
+pub const USECS: u32 = 10;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -33,6 +40,10 @@ pub enum What {
     Stream,
     /// One message to and fro.
     RoundTrips,
+    /// 64 bytes to and fro beside a stream of longer messages, on the same two threads.
+    Beside,
+    /// One way, from eight senders.
+    Sessions,
 }
 
 impl What {
@@ -41,21 +52,24 @@ impl What {
         match self {
             What::Stream => "stream",
             What::RoundTrips => "round trips",
+            What::Beside => "round trips beside",
+            What::Sessions => "eight streams",
         }
     }
 
     /// Of a bare socket of `lm-bench`, where there are two.
     const fn bare_queue(self) -> u32 {
         match self {
-            What::Stream => 1,
-            What::RoundTrips => 0,
+            What::Stream | What::Sessions => 1,
+            What::RoundTrips | What::Beside => 0,
         }
     }
 
     const fn command(self) -> &'static str {
         match self {
-            What::Stream => "throughput",
+            What::Stream | What::Sessions => "throughput",
             What::RoundTrips => "latency",
+            What::Beside => "beside",
         }
     }
 }
@@ -75,22 +89,27 @@ pub struct Row {
     pub size: u64,
     /// How often.
     pub rounds: u32,
-    /// For `ethtool -C IF rx-usecs` of igb.
-    pub rx_usecs: u32,
+    /// For `ethtool -C IF rx-usecs` and `tx-usecs` of igb.
+    pub usecs: u32,
+    /// Whether taps of the host join the cards, on which virtio-net has two queues.
+    pub taps: bool,
+    /// Whether system calls are counted, in a round that does not count otherwise.
+    pub calls: bool,
 }
 
 impl Row {
     /// `igb lm copy stream 7168`.
     pub fn name(&self) -> String {
         let mode = self.mode.map_or("", Mode::option);
-        let words = [self.device.name(), &self.system, mode, self.what.name()];
+        let taps = if self.taps { "taps" } else { "" };
+        let words = [self.device.name(), taps, &self.system, mode, self.what.name()];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         format!("{} {}", words.join(" "), self.size)
     }
 
-    /// Whether its cards are joined by taps of the host: LM's zero-copy mode wants two queues, which virtio-net has there alone.
-    pub fn needs_taps(&self) -> bool {
-        self.device == Device::VirtioNet && self.mode == Some(Mode::ZeroCopy)
+    /// Whether the card has the offloads that its driver gives it; else several packets never pass the stack as one.
+    pub fn has_offloads(&self) -> bool {
+        self.system.ends_with("-offloads")
     }
 
     /// It has failed after so many seconds, of the guest's clock and of the host's.
@@ -109,13 +128,17 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let row: Row = serde_json::from_str(&arguments.row).context("no row is that")?;
+    if row.what == What::Sessions {
+        println!("{}", sessions::measure(&row)?);
+        return Ok(());
+    }
     let bed = hosts(row.device, false)?;
     bed.introduce()?;
-    for (host, core) in [(bed.left(), 0), (bed.right(), 1)] {
-        prepare(host, core)?;
-    }
-    if row.device == Device::Igb {
-        set_rx_usecs(&bed, row.rx_usecs)?;
+    prepare(&bed, &row)?;
+    for host in [bed.left(), bed.right()] {
+        if row.has_offloads() {
+            host.switch_segmentation_offloads(true)?;
+        }
     }
     // A bare socket has the packets of its queue and no others, and which queue a packet comes to is the card's choice.
     let ends = [bed.left(), bed.right()];
@@ -137,14 +160,25 @@ fn steer_to(ends: [&Host; 2], queue: u32) -> Result<bool> {
     Ok(near? && far?)
 }
 
-/// A card's interrupts come to its host's own core.
-fn prepare(host: &Host, core: u32) -> Result<()> {
-    for irq in irqs(host)? {
-        // The one that the card itself has may be fixed.
-        let _fixed = std::fs::write(
-            format!("/proc/irq/{irq}/smp_affinity"),
-            format!("{:x}", 1 << core),
-        );
+/// A card's interrupts come to its host's own core, and at the interval that the row asks for.
+pub(super) fn prepare(bed: &Bed, row: &Row) -> Result<()> {
+    let near = match bed.middle() {
+        Some(middle) => (middle, middle::RIGHT),
+        None => (bed.left(), INTERFACE),
+    };
+    for (core, (host, interface)) in [near, (bed.right(), INTERFACE)].into_iter().enumerate() {
+        for irq in irqs(host, interface)? {
+            // The one that the card itself has may be fixed.
+            let _fixed = std::fs::write(
+                format!("/proc/irq/{irq}/smp_affinity"),
+                format!("{:x}", 1 << core),
+            );
+        }
+        if row.device == Device::Igb {
+            for which in ["rx-usecs", "tx-usecs"] {
+                set_usecs(host, interface, which, row.usecs)?;
+            }
+        }
     }
     Ok(())
 }
@@ -154,20 +188,34 @@ fn prepare(host: &Host, core: u32) -> Result<()> {
 fn measure(bed: &Bed, row: &Row) -> Result<Value> {
     let bench = LmBench::serve(bed, row.limit_s() - 10)?;
     let seconds = match row.what {
-        What::RoundTrips => ROUND_TRIPS_SECONDS,
-        What::Stream => STREAM_SECONDS,
+        What::RoundTrips | What::Beside => ROUND_TRIPS_SECONDS,
+        What::Stream | What::Sessions => STREAM_SECONDS,
     };
     let line = format!(
-        "{} --systems {} --sizes {} --mode {} --recipe native-spinning --rounds {} --warm-up {WARM_UP} --seconds {seconds} --count {ROUND_TRIPS}",
+        "{} --systems {} --sizes {} --mode {} --recipe native-spinning --count {ROUND_TRIPS}",
         row.what.command(),
         row.system,
         row.size,
         row.mode.unwrap_or(Mode::Auto).option(),
-        row.rounds
     );
     let before = counts(bed)?;
-    let (ended, report) = bench.run(&line)?;
+    let (ended, report) = bench.run(&format!(
+        "{line} --rounds {} --warm-up {WARM_UP} --seconds {seconds}",
+        row.rounds
+    ))?;
     let after = counts(bed)?;
+    let counted = match row.calls {
+        true => {
+            let tracepoint =
+                std::fs::read_to_string(SYSTEM_CALLS).context("no tracepoint of system calls")?;
+            let counted = format!(
+                "{line} --warm-up {COUNTED_WARM_UP} --seconds {COUNTED_SECONDS} --count-system-calls {}",
+                tracepoint.trim()
+            );
+            bench.run(&counted)?.1
+        }
+        false => Value::Null,
+    };
     bench.stop()?;
     Ok(json!({
         "rounds": report["rows"][0]["rounds"],
@@ -176,7 +224,9 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
         "failures": report["failures"],
         "absent": report["absent"],
         "error": (!ended.status.success()).then(|| ended.stderr.trim().lines().last().unwrap_or_default().to_owned()),
-        "interrupts": [after[0] - before[0], after[1] - before[1]],
+        "interrupts": after.zip(before).map(|(after, before)| [after[0] - before[0], after[1] - before[1]]),
+        "counted": counted["rows"][0]["rounds"][0],
+        "uncounted": counted["failures"][0]["why"],
     }))
 }
 
@@ -237,17 +287,21 @@ impl LmBench<'_> {
     }
 }
 
-/// Interrupts of both hosts' cards so far.
-fn counts(bed: &Bed) -> Result<[u64; 2]> {
+/// Interrupts of both hosts' cards so far; a veth pair has none.
+fn counts(bed: &Bed) -> Result<Option<[u64; 2]>> {
     let text = std::fs::read_to_string("/proc/interrupts").context("cannot read /proc/interrupts")?;
-    let of = |host: &Host| anyhow::Ok(interrupts_in(&text, &irqs(host)?));
-    Ok([of(bed.left())?, of(bed.right())?])
+    let [near, far] = [bed.left(), bed.right()].map(|host| irqs(host, INTERFACE));
+    let (near, far) = (near?, far?);
+    Ok((!near.is_empty()).then(|| [interrupts_in(&text, &near), interrupts_in(&text, &far)]))
 }
 
-/// Numbers of a card's interrupts.
-fn irqs(host: &Host) -> Result<Vec<u32>> {
+/// Numbers of a card's interrupts; none where there is no card.
+fn irqs(host: &Host, interface: &str) -> Result<Vec<u32>> {
     host.enter(|| {
-        let device = Path::new("/sys/class/net").join(INTERFACE).join("device");
+        let device = Path::new("/sys/class/net").join(interface).join("device");
+        if !device.exists() {
+            return Ok(Vec::new());
+        }
         // A virtio device hangs on the PCI device that has them.
         let folders = [device.join("msi_irqs"), device.join("../msi_irqs")];
         let entries = (folders.iter())
@@ -284,21 +338,22 @@ mod tests {
             what: What::RoundTrips,
             size: 7168,
             rounds: 2,
-            rx_usecs: RX_USECS,
+            usecs: USECS,
+            taps: false,
+            calls: true,
         };
-        assert!(!row.needs_taps());
-        assert!(
-            Row {
-                mode: Some(Mode::ZeroCopy),
-                ..row.clone()
-            }
-            .needs_taps()
-        );
+        assert!(!row.has_offloads());
         assert_eq!(row.name(), "virtio-net lm-sleeping copy round trips 7168");
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
-        let udp = Row { mode: None, ..row };
-        assert_eq!(udp.name(), "virtio-net lm-sleeping round trips 7168");
+        let udp = Row {
+            mode: None,
+            system: "udp-gso-offloads".to_owned(),
+            taps: true,
+            ..row
+        };
+        assert_eq!(udp.name(), "virtio-net taps udp-gso-offloads round trips 7168");
+        assert!(udp.has_offloads());
     }
 
     #[test]

@@ -264,7 +264,7 @@ fn transfer(plan: &Plan, device: Device) -> Result<Value> {
         "lm-recv says of the driver: {}",
         output.stderr
     );
-    spoil::file(&plan.spoil, &source.received())?;
+    spoil::file(plan.spoil, &source.received())?;
     source.ensure_same(&source.received())?;
     output.json().context("lm-recv --json")
 }

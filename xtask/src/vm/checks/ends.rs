@@ -131,7 +131,7 @@ pub(super) fn rebind(plan: &Plan, device: Device) -> Result<Value> {
     let started = Instant::now();
     for round in 0..rounds {
         let passed = one_message(&pair, round);
-        spoil::card(&pair.spoil, pair.bed.right())?;
+        spoil::card(pair.spoil, pair.bed.right())?;
         let failed = passed.as_ref().err();
         let failed = failed.map_or_else(String::new, |error| format!(", whose message failed: {error:#}"));
         // Whatever became of the message: a card that is left changed is a fault of its own.

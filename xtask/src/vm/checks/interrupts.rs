@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::card::LmBench;
 use super::pair::{hosts, require_zero_copy};
-use crate::bed::{Bed, INTERFACE, Launch};
+use crate::bed::{Bed, Host, INTERFACE, Launch};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
 
@@ -37,7 +37,7 @@ pub(super) fn check(_plan: &Plan, device: Device) -> Result<Value> {
     bed.introduce()?;
     let measured = measure(&bed);
     // The card keeps its setting when the bed has gone.
-    set_rx_usecs(&bed, DRIVERS_OWN)?;
+    set_both(&bed, DRIVERS_OWN)?;
     measured
 }
 
@@ -46,7 +46,7 @@ fn measure(bed: &Bed) -> Result<Value> {
     let bench = LmBench::serve(bed, LIMIT)?;
     let mut reports = Map::new();
     for (name, rx_usecs, systems) in [COALESCING, POLLING] {
-        set_rx_usecs(bed, rx_usecs)?;
+        set_both(bed, rx_usecs)?;
         for (command, size) in SIZES {
             let line = format!(
                 "{command} --systems {} --sizes {size} --seconds 0.1 --count 5",
@@ -88,31 +88,35 @@ fn ensure_measured(report: &Value, systems: &[&str], sizes: &[u64]) -> Result<()
     Ok(())
 }
 
-/// Sets both cards, and asks them.
-pub(super) fn set_rx_usecs(bed: &Bed, rx_usecs: u32) -> Result<()> {
-    for host in [bed.left(), bed.right()] {
-        let value = rx_usecs.to_string();
-        let set = Launch::new("ethtool").args(["-C", INTERFACE, "rx-usecs", &value]);
-        // It calls it an error when nothing changes.
-        let set = host.spawn(set)?.outcome()?;
-        let shown = host
-            .spawn(Launch::new("ethtool").args(["-c", INTERFACE]))?
-            .finish()?;
-        ensure!(
-            shown_rx_usecs(&shown.stdout) == Some(rx_usecs),
-            "{} would not have rx-usecs {rx_usecs}: {}{}",
-            host.name(),
-            set.stderr,
-            shown.stdout
-        );
-    }
+fn set_both(bed: &Bed, rx_usecs: u32) -> Result<()> {
+    [bed.left(), bed.right()]
+        .into_iter()
+        .try_for_each(|host| set_usecs(host, INTERFACE, "rx-usecs", rx_usecs))
+}
+
+/// Sets `rx-usecs` or `tx-usecs` of a card, and asks it.
+pub(super) fn set_usecs(host: &Host, interface: &str, which: &str, usecs: u32) -> Result<()> {
+    let set = Launch::new("ethtool").args(["-C", interface, which, &usecs.to_string()]);
+    // It calls it an error when nothing changes.
+    let set = host.spawn(set)?.outcome()?;
+    let shown = host
+        .spawn(Launch::new("ethtool").args(["-c", interface]))?
+        .finish()?;
+    ensure!(
+        shown_usecs(&shown.stdout, which) == Some(usecs),
+        "{} would not have {which} {usecs}: {}{}",
+        host.name(),
+        set.stderr,
+        shown.stdout
+    );
     Ok(())
 }
 
-/// `rx-usecs` in what `ethtool -c` says.
-fn shown_rx_usecs(text: &str) -> Option<u32> {
-    let line = text.lines().find_map(|line| line.strip_prefix("rx-usecs:"))?;
-    line.trim().parse().ok()
+/// `rx-usecs` or `tx-usecs` in what `ethtool -c` says.
+fn shown_usecs(text: &str, which: &str) -> Option<u32> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = lines.find(|(name, _)| *name == which)?;
+    value.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -122,9 +126,10 @@ mod tests {
     #[test]
     fn the_cards_own_word_is_read() {
         let text = "Coalesce parameters for lm0:\nAdaptive RX: n/a  TX: n/a\nstats-block-usecs:\tn/a\n\nrx-usecs:\t125\nrx-frames:\tn/a\n\
-                    rx-usecs-irq:\tn/a\n\ntx-usecs:\t125\n";
-        assert_eq!(shown_rx_usecs(text), Some(125));
-        assert_eq!(shown_rx_usecs("rx-usecs:\tn/a\n"), None);
+                    rx-usecs-irq:\tn/a\n\ntx-usecs:\t10\n";
+        assert_eq!(shown_usecs(text, "rx-usecs"), Some(125));
+        assert_eq!(shown_usecs(text, "tx-usecs"), Some(10));
+        assert_eq!(shown_usecs("rx-usecs:\tn/a\n", "rx-usecs"), None);
     }
 
     #[test]

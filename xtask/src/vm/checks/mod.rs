@@ -12,6 +12,7 @@ pub mod overlay;
 mod pair;
 mod rate;
 mod refusals;
+mod sessions;
 mod spoil;
 mod stall;
 mod streams;
@@ -21,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::devices::Device;
-use super::protocol::{PLAN_PATH, Plan};
+use super::protocol::{PLAN_PATH, Plan, Spoil};
 
 /// A check, of the machine or of each kind of device in turn.
 pub struct Check {
@@ -209,6 +210,13 @@ pub const TABLE: &[Check] = &[
     },
 ];
 
+/// Checks that are run with a fault, too, and must find it.
+pub const SPOILED: [(&str, Spoil); 3] = [
+    ("virtio-net/transfer-copies", Spoil::File),
+    ("virtio-net/finality", Spoil::Message),
+    ("virtio-net/rebind", Spoil::Card),
+];
+
 /// A check of one device, or of the machine.
 #[derive(Clone, Copy)]
 pub struct Selected {
@@ -285,6 +293,9 @@ impl std::error::Error for NotHere {}
 pub struct CheckArguments {
     /// Its full name.
     name: String,
+    /// A fault to put into it.
+    #[arg(long, value_enum)]
+    spoil: Option<Spoil>,
 }
 
 /// Runs a check and prints its report as one line of JSON. In the guest.
@@ -292,7 +303,9 @@ pub fn run(arguments: &CheckArguments) -> Result<()> {
     let text = std::fs::read_to_string(PLAN_PATH).with_context(|| {
         format!("cannot read {PLAN_PATH}: checks run in the guest of `cargo xtask vm` and nowhere else")
     })?;
-    let plan: Plan = serde_json::from_str(&text).with_context(|| format!("cannot understand {PLAN_PATH}"))?;
+    let mut plan: Plan =
+        serde_json::from_str(&text).with_context(|| format!("cannot understand {PLAN_PATH}"))?;
+    plan.spoil = arguments.spoil;
     let found = all(&Device::ALL)
         .into_iter()
         .find(|one| one.name() == arguments.name);
@@ -382,9 +395,17 @@ mod tests {
     }
 
     #[test]
+    fn checks_that_are_spoiled_exist() {
+        let names = SPOILED.map(|(name, _)| name.to_owned());
+        let found = select(&names, &Device::ALL, |_| false).unwrap();
+        assert_eq!(found.len(), SPOILED.len());
+    }
+
+    #[test]
     fn checks_run_in_the_guest_only() {
         let name = "boot".to_owned();
-        let error = format!("{:#}", run(&CheckArguments { name }).unwrap_err());
+        let error = run(&CheckArguments { name, spoil: None }).unwrap_err();
+        let error = format!("{error:#}");
         assert!(error.contains("in the guest of `cargo xtask vm`"), "{error}");
     }
 }

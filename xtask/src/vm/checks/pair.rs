@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::NotHere;
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Lone, Program, ip, middle};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
@@ -30,8 +30,8 @@ pub(super) struct Pair {
     pub(super) device: Device,
     /// What every receiver must be in.
     pub(super) mode: Mode,
-    /// Faults to put in.
-    pub(super) spoil: Vec<Spoil>,
+    /// A fault to put in.
+    pub(super) spoil: Option<Spoil>,
 }
 
 impl Pair {
@@ -59,7 +59,7 @@ impl Pair {
             bed,
             device,
             mode: plan.mode,
-            spoil: plan.spoil.clone(),
+            spoil: plan.spoil,
         })
     }
 
@@ -217,6 +217,49 @@ pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
     })?;
     await_link(&bed)?;
     Ok(bed)
+}
+
+/// One more host behind a bed's box, whose address ends in this number. Nothing passes until [`join`].
+pub(super) fn further_sender(bed: &Bed, number: u8) -> Result<Lone> {
+    let (further, right) = (Lone::new()?, bed.right());
+    let address = format!("198.18.0.{number}");
+    let middle = bed.middle().context("a bed with a box")?;
+    let link = format!(
+        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {} netns {} numrxqueues 2 numtxqueues 2",
+        further.host().name(),
+        port(number),
+        middle.name()
+    );
+    ip::batch(None, &[link]).context("cannot make a further sender's link")?;
+    further.host().switch_segmentation_offloads(false)?;
+    (further.host()).set_features(&[("tx-checksum-ip-generic", false)])?;
+    let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
+    let neighbour =
+        |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
+    further.configure(&[
+        "link set lo up".to_owned(),
+        format!("addr add {address}/24 dev {INTERFACE}"),
+        format!("link set {INTERFACE} up"),
+        neighbour(right.address().to_string(), mac(right)?),
+    ])?;
+    ip::batch(Some(right.name()), &[neighbour(address, mac(further.host())?)])?;
+    Ok(further)
+}
+
+/// The box's interface towards a further sender.
+fn port(number: u8) -> String {
+    format!("more{number}")
+}
+
+/// A bridge in the box joins both hosts and the further senders of these numbers.
+pub(super) fn join(bed: &Bed, further: impl IntoIterator<Item = u8>) -> Result<()> {
+    let ports = [middle::LEFT, middle::RIGHT].map(str::to_owned).into_iter();
+    let ports = ports.chain(further.into_iter().map(port));
+    let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
+    commands.extend(ports.map(|port| format!("link set {port} master bridge up")));
+    commands.push("link set bridge up".to_owned());
+    let middle = bed.middle().context("a bed with a box")?;
+    ip::batch(Some(middle.name()), &commands).context("cannot make the bridge")
 }
 
 /// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.

@@ -15,13 +15,13 @@ use crate::vm::protocol::Spoil;
 const STRIDE: u64 = 2048;
 
 /// Whether it is this fault's turn. Relaxed: a check has one thread that asks.
-fn is_due(wanted: &[Spoil], kind: Spoil) -> bool {
+fn is_due(wanted: Option<Spoil>, kind: Spoil) -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
-    wanted.contains(&kind) && !DONE.swap(true, Ordering::Relaxed)
+    wanted == Some(kind) && !DONE.swap(true, Ordering::Relaxed)
 }
 
 /// Changes a byte in the middle of a received file.
-pub(super) fn file(wanted: &[Spoil], path: &Path) -> Result<()> {
+pub(super) fn file(wanted: Option<Spoil>, path: &Path) -> Result<()> {
     if !is_due(wanted, Spoil::File) {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub(super) fn file(wanted: &[Spoil], path: &Path) -> Result<()> {
 }
 
 /// Changes bytes all over the landing memory of a receiver, which holds messages that it was given.
-pub(super) fn messages(wanted: &[Spoil], receiver: u32) -> Result<()> {
+pub(super) fn messages(wanted: Option<Spoil>, receiver: u32) -> Result<()> {
     if !is_due(wanted, Spoil::Message) {
         return Ok(());
     }
@@ -50,7 +50,7 @@ pub(super) fn messages(wanted: &[Spoil], receiver: u32) -> Result<()> {
 }
 
 /// Leaves a card with another table than it had.
-pub(super) fn card(wanted: &[Spoil], host: &Host) -> Result<()> {
+pub(super) fn card(wanted: Option<Spoil>, host: &Host) -> Result<()> {
     if is_due(wanted, Spoil::Card) {
         ensure!(steer(host, LANDING_QUEUE)?, "the card takes no other table");
     }

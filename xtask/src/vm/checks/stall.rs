@@ -12,18 +12,15 @@ use serde_json::{Value, json};
 
 use super::NotHere;
 use super::ends::await_stream;
-use super::pair::Pair;
+use super::pair::{Pair, further_sender, join};
 use super::transfer::Source;
 use crate::bed::leftovers::temporary_folder;
-use crate::bed::{INTERFACE, Lone, Side, ip, middle};
 use crate::content;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
-/// The second sender.
-const ADDRESS: &str = "198.18.0.3";
-/// The box's interface towards it.
-const PORT: &str = "more";
+/// The last byte of the second sender's address.
+const SECOND: u8 = 3;
 /// A message that takes seconds, and one that is sent in many messages, for longer than nobody has a place.
 const LENS: [u64; 2] = [8 << 20, 4 << 20];
 /// Messages of the second sender.
@@ -36,7 +33,8 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
         bail!(NotHere("in copy mode there are places for both".to_owned()));
     }
     let pair = Pair::with_box(plan, device)?;
-    let second = second_sender(&pair)?;
+    let second = further_sender(&pair.bed, SECOND)?;
+    join(&pair.bed, [SECOND])?;
     let [long, short] = LENS.map(Source::new);
     let (long, short) = (long?, short?);
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stalled")?;
@@ -85,37 +83,4 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
         "what arrived is not what was sent: SHA-256 {found:?} instead of {expected:?}"
     );
     Ok(json!({"first": sent, "second": other, "receive": received}))
-}
-
-/// One more host behind the box, in which a bridge joins all of them.
-fn second_sender(pair: &Pair) -> Result<Lone> {
-    let (second, right) = (Lone::new()?, pair.bed.right());
-    let middle = pair.bed.middle().context("a bed with a box")?;
-    let link = format!(
-        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {PORT} netns {} numrxqueues 2 numtxqueues 2",
-        second.host().name(),
-        middle.name()
-    );
-    ip::batch(None, &[link]).context("cannot make the second sender's link")?;
-    second.host().switch_segmentation_offloads(false)?;
-    (second.host()).set_features(&[("tx-checksum-ip-generic", false)])?;
-    let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
-    let neighbour =
-        |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
-    second.configure(&[
-        "link set lo up".to_owned(),
-        format!("addr add {ADDRESS}/24 dev {INTERFACE}"),
-        format!("link set {INTERFACE} up"),
-        neighbour(Side::Right.address().to_string(), mac(right)?),
-    ])?;
-    ip::batch(
-        Some(right.name()),
-        &[neighbour(ADDRESS.to_owned(), mac(second.host())?)],
-    )?;
-    let ports = [middle::LEFT, middle::RIGHT, PORT];
-    let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
-    commands.extend(ports.map(|port| format!("link set {port} master bridge up")));
-    commands.push("link set bridge up".to_owned());
-    ip::batch(Some(middle.name()), &commands).context("cannot make the bridge")?;
-    Ok(second)
 }

@@ -135,9 +135,9 @@ impl Stream {
             running.await_text("ready")?;
             flood = Some(running);
         }
-        if pair.spoil.contains(&Spoil::Message) && self.hold > 0 {
+        if pair.spoil == Some(Spoil::Message) && self.hold > 0 {
             await_stream(pair, &mut sender)?;
-            spoil::messages(&pair.spoil, receiver)?;
+            spoil::messages(pair.spoil, receiver)?;
         }
         let sent = sender.finish()?.json().context("the sender")?;
         let flood = flood.map(|flood| {
