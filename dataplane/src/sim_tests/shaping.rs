@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{TYPE_DATA, TYPE_EAGER};
 
-use super::bed::{Bed, BedConfig, ROUND_NS, TWO_QUEUES, noise};
+use super::bed::{Bed, ROUND_NS, TWO_QUEUES, noise};
 use super::fairness::{LEN, PACKETS, RECEIVERS, bed, keep_full, received};
 use crate::completion::PeerId;
-use crate::connect::ConnectOptions;
-use crate::scheduler::{Class, RateLimit, Scope, Shaper, Signal};
+use crate::scheduler::{Class, RateLimit, Scope};
 use crate::simnic::Delivery;
 
 const RATE: u64 = 1_000_000_000;
@@ -149,88 +148,4 @@ fn the_next_departure_is_known() {
     };
     assert_eq!(sent_at(departure_ns - 1), 0);
     assert_eq!(sent_at(departure_ns), 1);
-}
-
-/// Holds nothing back, and counts.
-#[derive(Clone, Debug, Default)]
-struct Ledger(Arc<Mutex<Counts>>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    taken: u32,
-    allowed: u32,
-    left: u32,
-    bytes: u64,
-    lost: u32,
-}
-
-impl Shaper for Ledger {
-    fn take(&mut self, _: Class, packets: u32, _: Time) -> u32 {
-        self.0.lock().expect("one thread").taken += packets;
-        packets
-    }
-
-    fn signal(&mut self, signal: Signal) {
-        let mut counts = self.0.lock().expect("one thread");
-        match signal {
-            Signal::Left {
-                class: Class::Bulk,
-                allowed,
-                packets,
-                bytes,
-            } => {
-                counts.allowed += allowed;
-                counts.left += packets;
-                counts.bytes += bytes;
-            }
-            Signal::Lost {
-                class: Class::Bulk,
-                packets,
-            } => counts.lost += packets,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn next(&self, _: Class) -> Option<Time> {
-        None
-    }
-}
-
-/// Of a message of 70 packets three are lost: they are told, all that was asked for is given back or left, and what left are the packets that
-/// crossed, the repetitions with them, whichever way these take.
-#[test]
-fn a_shaper_is_told_what_was_lost_and_what_left() {
-    for repeats_apart in [false, true] {
-        let mut bed = Bed::new(&BedConfig::default());
-        let options = ConnectOptions {
-            max_message_len: 1 << 20,
-            ..ConnectOptions::default()
-        };
-        let peer = bed.connect(0, &options).expect("a session");
-        let outbound = bed.hosts[0].peers.at(peer.index).outbound.as_mut();
-        outbound.expect("a session").terms.repeats_apart = repeats_apart;
-        let ledger = Ledger::default();
-        bed.hosts[0]
-            .sending
-            .shape(Scope::Class(Class::Bulk), Some(Box::new(ledger.clone())));
-        let crossed = Arc::new(Mutex::new((0u32, 0u64)));
-        let counted = Arc::clone(&crossed);
-        bed.wire.set_filter(move |from, packet| {
-            let mut crossed = counted.lock().expect("one thread");
-            if from == 0 && packet[42] & 0xf == TYPE_DATA {
-                *crossed = (crossed.0 + 1, crossed.1 + packet.len() as u64);
-                return ![5, 6, 30].contains(&crossed.0);
-            }
-            true
-        });
-        let bytes = noise(3, 70 * 1448);
-        bed.send(0, peer, &bytes, 1);
-        assert!(bed.recv(1)[..] == bytes[..]);
-        drop(bed.completion(0));
-        let (counts, crossed) = (*ledger.0.lock().unwrap(), *crossed.lock().unwrap());
-        assert_eq!(counts.lost, 3, "{counts:?}");
-        assert_eq!(crossed.0, 73, "{counts:?}");
-        assert_eq!(counts.allowed, counts.taken, "{counts:?}");
-        assert_eq!((counts.left, counts.bytes), crossed, "{counts:?}");
-    }
 }

@@ -10,7 +10,7 @@ use crate::session::Session;
 use crate::time::Time;
 use alloc::vec::Vec;
 
-/// What a node keeps at the moment; each is bounded by [`super::Limits`].
+/// What a node keeps at the moment; each is bounded by [`Limits`](crate::admission::Limits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
