@@ -136,17 +136,13 @@ fn a_rate_is_kept_and_changed_and_the_interface_is_restored() {
             now.tso
         );
         assert!(record().exists());
-        for mbit in [10, 20, 5] {
+        // A frame takes 3 to 12 ms: a core that comes late by less costs nothing of what two frames may leave at once.
+        for mbit in [2, 4, 1] {
             shaping.set_rate(mbit * MBIT).expect("the class");
             assert!(class().contains("htb 4c4d:2 "), "{}", class());
             assert!(class().contains(&format!("rate {mbit}Mbit ")), "{}", class());
-            // A machine that has no time for a class of two frames loses some of its rate; none gains any.
-            let mut passed = Vec::new();
-            while passed.len() < 5 && passed.iter().all(|part| *part < 0.9) {
-                passed.push(passes(&sockets) / (mbit * MBIT) as f64);
-            }
-            let last = passed.last().expect("one at least");
-            assert!((0.9..=1.1).contains(last), "{mbit} Mbit/s: {passed:?} of it");
+            let passed = passes(&sockets) / (mbit * MBIT) as f64;
+            assert!((0.9..=1.1).contains(&passed), "{mbit} Mbit/s: {passed:.3} of it");
         }
         let traffic = shaping.traffic().expect("the class");
         // ARP is short.
@@ -275,7 +271,8 @@ fn shaped_elsewhere() -> Pid {
         let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         let shaping = Shaping::apply(&va(), MBIT, Foreign::Keep);
         while shaping.is_ok() {
-            std::thread::sleep(Duration::from_secs(1));
+            // SAFETY: no pointers. Until it is killed.
+            unsafe { libc::pause() };
         }
         std::process::abort();
     }
