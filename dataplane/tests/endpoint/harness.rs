@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lm_box::Impairments;
-use lm_dataplane::{Counters, Endpoint, EndpointConfig, PeerId};
+use lm_dataplane::{ConnectOptions, Counters, Endpoint, EndpointConfig, PeerId, Session};
 
 use crate::bed::{Lossy, Namespace, Pair};
 
@@ -213,6 +213,14 @@ pub fn connect(endpoint: &mut Endpoint, len: u64) -> PeerId {
     endpoint
         .connect(B, &up_to(len))
         .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// To a host without LM.
+pub fn plain() -> ConnectOptions {
+    ConnectOptions {
+        session: Session::Never,
+        ..ConnectOptions::default()
+    }
 }
 
 /// Requests and farewells without an answer are said again after 100 ms, and then after twice as long up to a second: so often while a

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
-use lm_dataplane::{ConnectOptions, EndpointConfig, LoanError, MemoryConfig, Outcome, PeerId, Session};
+use lm_dataplane::{EndpointConfig, LoanError, MemoryConfig, Outcome, PeerId};
 
-use crate::harness::{Bed, completions, config_a, open};
+use crate::harness::{Bed, completions, config_a, open, plain};
 
 const RECEIVERS: usize = 8;
 const PORT: u16 = 9999;
@@ -37,14 +37,7 @@ fn eight_backlogged_sessions_have_equal_shares() {
         });
         let peers = addresses.map(|address| {
             let to = SocketAddrV4::new(address, PORT);
-            a.connect(
-                to,
-                &ConnectOptions {
-                    session: Session::Never,
-                    ..ConnectOptions::default()
-                },
-            )
-            .expect("a way")
+            a.connect(to, &plain()).expect("a way")
         });
         let mut left = [0; RECEIVERS];
         while left.iter().sum::<usize>() < COUNT {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lm_dataplane::{
-    ConnectError, ConnectOptions, EndpointConfig, LinkConfig, LoanError, MemoryConfig, Outcome, Session,
+    ConnectError, ConnectOptions, EndpointConfig, LinkConfig, LoanError, MemoryConfig, Outcome,
 };
 use lm_protocol::geometry::Wire;
 use lm_protocol::wire::lm::LmHeader;
@@ -16,7 +16,7 @@ use pcap_file::pcap::PcapReader;
 
 use crate::harness::{
     B, Bed, PATIENCE, assert_clean, assert_delivered, both, check, completions, config_a, config_b, connect,
-    content, open, recv, send, settle, up_to,
+    content, open, plain, recv, send, settle, up_to,
 };
 
 /// The longest UDP datagram over IPv4, in bytes.
@@ -110,15 +110,7 @@ fn an_ordinary_socket_receives_whole_datagrams() {
             };
             let mut a = open(&config);
             start.meet();
-            let peer = a
-                .connect(
-                    to,
-                    &ConnectOptions {
-                        session: Session::Never,
-                        ..ConnectOptions::default()
-                    },
-                )
-                .unwrap();
+            let peer = a.connect(to, &plain()).unwrap();
             assert_eq!(a.peer(peer).max_message_len(), DATAGRAM_MAX);
             assert_eq!(
                 a.loan(peer, DATAGRAM_MAX + 1).unwrap_err(),
@@ -170,15 +162,7 @@ fn an_ordinary_socket_is_sent_to_from_the_data_port() {
         &config_a(),
         &config_b(),
         |a| {
-            let socket_there = a
-                .connect(
-                    to,
-                    &ConnectOptions {
-                        session: Session::Never,
-                        ..ConnectOptions::default()
-                    },
-                )
-                .unwrap();
+            let socket_there = a.connect(to, &plain()).unwrap();
             send(a, socket_there, 0, &content(0, 5000));
             settle(a);
             a.local()
