@@ -1,9 +1,9 @@
 //! What the application is told: messages in the order in which they were settled, those that stay incomplete among them, and how its
-//! own messages ended.
+//! own messages ended. It may ask for all of it in this order, or for one peer's.
 
 use std::collections::VecDeque;
 
-use crate::completion::{Completion, Outcome, RecvError, SendToken};
+use crate::completion::{Completion, Outcome, PeerId, RecvError, SendToken};
 use crate::counters::Counters;
 use crate::message::Message;
 
@@ -14,24 +14,32 @@ const FAILURES_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Told {
-    messages: VecDeque<Message>,
-    /// Messages that stay incomplete, each behind so many whole ones.
-    failures: VecDeque<(u64, RecvError)>,
-    /// Whole messages that the application has taken.
-    taken: u64,
+    messages: VecDeque<Result<Message, RecvError>>,
     completions: VecDeque<Completion>,
     /// Messages that did not arrive since the application last asked.
     failed_sends: u64,
     next_token: u64,
 }
 
+/// Takes the first that is the peer's.
+fn first_of<T>(queue: &mut VecDeque<T>, peer: PeerId, peer_of: impl Fn(&T) -> Option<PeerId>) -> Option<T> {
+    let at = queue.iter().position(|next| peer_of(next) == Some(peer))?;
+    queue.remove(at)
+}
+
+fn sender(next: &Result<Message, RecvError>) -> Option<PeerId> {
+    match next {
+        Ok(message) => Some(message.peer),
+        Err(RecvError::Incomplete { peer, .. }) => Some(*peer),
+        Err(_) => None,
+    }
+}
+
 impl Told {
     /// With room for so many messages that wait.
     pub(crate) fn new(messages_max: usize) -> Told {
         Told {
-            messages: VecDeque::with_capacity(messages_max),
-            failures: VecDeque::with_capacity(64),
-            taken: 0,
+            messages: VecDeque::with_capacity(messages_max + 64),
             completions: VecDeque::with_capacity(COMPLETIONS_MAX),
             failed_sends: 0,
             next_token: 0,
@@ -41,19 +49,20 @@ impl Told {
     /// A whole message came.
     #[inline]
     pub(crate) fn received(&mut self, message: Message) {
-        self.messages.push_back(message);
+        self.messages.push_back(Ok(message));
     }
 
     /// A message was given up.
+    #[cold]
     pub(crate) fn incomplete(&mut self, failure: RecvError) {
-        if self.failures.len() == FAILURES_MAX {
-            self.failures.pop_front();
+        if self.messages.iter().filter(|next| next.is_err()).count() == FAILURES_MAX {
+            let oldest = self.messages.iter().position(Result::is_err);
+            let _ = oldest.and_then(|at| self.messages.remove(at));
         }
-        let behind = self.taken + self.messages.len() as u64;
-        self.failures.push_back((behind, failure));
+        self.messages.push_back(Err(failure));
     }
 
-    /// Whether a message waits for the application.
+    /// Whether a message waits for the application, or the news that one stays incomplete.
     #[inline]
     pub(crate) fn has_message(&self) -> bool {
         !self.messages.is_empty()
@@ -62,16 +71,23 @@ impl Told {
     /// Takes the next message, or the news that one stays incomplete.
     #[inline]
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, RecvError> {
-        let comes_first = |&(behind, _): &(u64, _)| behind <= self.taken || self.messages.is_empty();
-        if self.failures.front().is_some_and(comes_first) {
-            return self
-                .failures
-                .pop_front()
-                .map_or(Ok(None), |(_, failure)| Err(failure));
+        self.messages.pop_front().transpose()
+    }
+
+    /// The same of one peer's.
+    pub(crate) fn next_message_of(&mut self, peer: PeerId) -> Result<Option<Message>, RecvError> {
+        first_of(&mut self.messages, peer, sender).transpose()
+    }
+
+    /// Adds the peers of whom something waits, each once, those first that have waited longest for a message.
+    pub(crate) fn waiting(&self, peers: &mut Vec<PeerId>) {
+        let senders = self.messages.iter().filter_map(sender);
+        let receivers = self.completions.iter().map(|completion| completion.peer);
+        for peer in senders.chain(receivers) {
+            if !peers.contains(&peer) {
+                peers.push(peer);
+            }
         }
-        let message = self.messages.pop_front();
-        self.taken += u64::from(message.is_some());
-        Ok(message)
     }
 
     /// A name for one more message of the application's.
@@ -107,6 +123,11 @@ impl Told {
         self.completions.pop_front()
     }
 
+    /// The same of one that went to this peer.
+    pub(crate) fn next_completion_of(&mut self, peer: PeerId) -> Option<Completion> {
+        first_of(&mut self.completions, peer, |next| Some(next.peer))
+    }
+
     /// How many messages did not arrive since the last time this was asked.
     pub(crate) fn take_failed_sends(&mut self) -> u64 {
         std::mem::take(&mut self.failed_sends)
@@ -117,12 +138,16 @@ impl Told {
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of the tests"))]
 impl Told {
-    pub(crate) fn messages(&mut self) -> &mut VecDeque<Message> {
-        &mut self.messages
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> + Clone {
+        self.messages.iter().flatten()
     }
 
-    pub(crate) fn failures(&mut self) -> &mut VecDeque<(u64, RecvError)> {
-        &mut self.failures
+    pub(crate) fn failures(&self) -> impl Iterator<Item = &RecvError> + Clone {
+        self.messages.iter().filter_map(|next| next.as_ref().err())
+    }
+
+    pub(crate) fn forget_failures(&mut self) {
+        self.messages.retain(Result::is_ok);
     }
 
     pub(crate) fn completions(&mut self) -> &mut VecDeque<Completion> {

@@ -10,6 +10,7 @@
 //! Without digests nobody asks, and pairing is the proof. A sender of an earlier version does not answer: its messages are shown when they are
 //! whole.
 
+use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
@@ -41,8 +42,32 @@ impl<P: Port> Engine<P> {
 
     /// The next message that has begun and not ended.
     pub(crate) fn next_incoming(&mut self) -> Option<Incoming> {
+        self.begun()?.pop_front()
+    }
+
+    /// The same of one peer's.
+    pub(crate) fn next_incoming_of(&mut self, peer: PeerId) -> Option<Incoming> {
+        let begun = self.begun()?;
+        let at = begun.iter().position(|incoming| incoming.peer() == peer)?;
+        begun.remove(at)
+    }
+
+    /// Messages that have begun and not ended, and were not asked for.
+    fn begun(&mut self) -> Option<&mut VecDeque<Incoming>> {
         let begun = &mut self.landing.as_mut()?.watching.begun;
-        std::iter::from_fn(|| begun.pop_front()).find(|incoming| incoming.settled().is_none())
+        begun.retain(|incoming| incoming.settled().is_none());
+        Some(begun)
+    }
+
+    /// Adds the peers with whom the application has something to do, each once ([`Status::waiting`](crate::Status::waiting)).
+    pub(crate) fn waiting(&self, peers: &mut Vec<PeerId>) {
+        self.told.waiting(peers);
+        let begun = (self.landing.iter()).flat_map(|landing| &landing.watching.begun);
+        for incoming in begun.filter(|incoming| incoming.settled().is_none()) {
+            if !peers.contains(&incoming.peer()) {
+                peers.push(incoming.peer());
+            }
+        }
     }
 
     /// The application has let an [`Incoming`] go.

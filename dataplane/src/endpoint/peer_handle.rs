@@ -3,10 +3,12 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use crate::completion::PeerId;
+use crate::completion::{Completion, PeerId, RecvError};
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::endpoint::Endpoint;
+use crate::incoming::Incoming;
 use crate::kernel::KernelNic;
+use crate::message::Message;
 use crate::port::Port;
 
 /// A peer of an endpoint ([`Endpoint::peer`]), and the session that the endpoint sends to it in.
@@ -106,6 +108,24 @@ impl<P: Port> PeerHandle<'_, P> {
     /// known of its windows, some 100 bytes for each, as long as its [`Incoming`](crate::Incoming) is held.
     pub fn watch(&mut self) -> bool {
         self.endpoint.engine.watch(self.id)
+    }
+
+    /// The next message of this peer's that has arrived whole. Does not poll, and leaves the messages of others where they are.
+    ///
+    /// # Errors
+    /// [`RecvError::Incomplete`] reports a message of this peer's that stays incomplete.
+    pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
+        self.endpoint.engine.told.next_message_of(self.id)
+    }
+
+    /// [`Endpoint::try_incoming`] of this peer's messages alone.
+    pub fn try_incoming(&mut self) -> Option<Incoming> {
+        self.endpoint.engine.next_incoming_of(self.id)
+    }
+
+    /// [`Endpoint::try_completion`] of the messages to this peer alone.
+    pub fn try_completion(&mut self) -> Option<Completion> {
+        self.endpoint.engine.told.next_completion_of(self.id)
     }
 
     /// Asks again where the peer's message lands for which the source said [`Placement::Later`](crate::Placement::Later). `false`: no

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use lm_protocol::time::Time;
 
+use crate::completion::PeerId;
 use crate::endpoint::Endpoint;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
@@ -31,6 +32,28 @@ impl<'a, P: Port> Status<'a, P> {
     /// The mode in effect, as the kernel reports it.
     pub fn mode(&self) -> EffectiveMode {
         self.endpoint.engine.port.effective_mode()
+    }
+
+    /// Which peers something waits of: a message that came whole or stays incomplete, one that has begun, the end of one that was sent. Each is
+    /// named once, the longest waiting message's first, until [`PeerHandle`](crate::PeerHandle) was asked for all of it. `peers` is emptied first.
+    ///
+    /// ```no_run
+    /// # fn f(endpoint: &mut lm_dataplane::Endpoint, has_room: impl Fn(lm_dataplane::PeerId) -> bool) {
+    /// let mut peers = Vec::new();
+    /// loop {
+    ///     endpoint.poll();
+    ///     endpoint.status().waiting(&mut peers);
+    ///     for &peer in peers.iter().filter(|peer| has_room(**peer)) {
+    ///         while let Ok(Some(message)) = endpoint.peer(peer).try_recv() {
+    ///             println!("{} bytes from {peer:?}", message.len());
+    ///         }
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn waiting(&self, peers: &mut Vec<PeerId>) {
+        peers.clear();
+        self.endpoint.engine.waiting(peers);
     }
 
     /// Things the user should know: a fallback that was taken, an MTU that was lowered.

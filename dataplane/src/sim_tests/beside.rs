@@ -76,7 +76,7 @@ fn bursts_are_short_while_small_messages_are_answered() {
                 sent <= u64::from(BURST_BESIDE_SMALL),
                 "{sent} fragments in round {round}"
             );
-            let has_answer = !bed.hosts[0].told.messages().is_empty();
+            let has_answer = bed.hosts[0].told.messages().count() > 0;
             assert!(!has_answer || sent == 0, "{sent} fragments before the answer");
         }
         let (long, questions) = take(&mut bed, 1);

@@ -404,7 +404,7 @@ fn whole_messages_overtake_one_that_is_not_if_they_may() {
         let now_ns = bed.now_ns;
         bed.hosts[0].end_session(peer.index, now_ns);
         bed.pass(std::time::Duration::from_millis(800));
-        bed.hosts[1].told.failures().clear();
+        bed.hosts[1].told.forget_failures();
         bed.check_memory();
     }
 }

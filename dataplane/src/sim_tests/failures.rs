@@ -112,7 +112,7 @@ fn what_a_dead_sender_left_is_reported_in_order() {
         for tag in [1, 2] {
             bed.send(0, peer, &noise(tag, 50_000), tag);
         }
-        while bed.hosts[1].told.messages().len() < 2 {
+        while bed.hosts[1].told.messages().count() < 2 {
             bed.round();
         }
         bed.send(0, peer, &noise(3, 4 * 1448), 3);
@@ -363,7 +363,7 @@ fn a_sender_without_credit_asks_for_it() {
         let mut bed = Bed::new(&BedConfig::default());
         let peer = bed.resolve(0);
         let mut sent = 0;
-        while bed.hosts[1].told.messages().len() < 4000 || bed.hosts[0].unconfirmed_messages() > 0 {
+        while bed.hosts[1].told.messages().count() < 4000 || bed.hosts[0].unconfirmed_messages() > 0 {
             sent += u64::from(bed.try_send(0, peer, b"kept", sent).is_ok());
             bed.round();
         }

@@ -62,7 +62,7 @@ fn nothing_comes_from_whom_it_does_not_speak_for() {
         let peer = bed.resolve(0);
         bed.send(0, peer, b"small", 7);
         assert_ne!(bed.completion(0).outcome, Outcome::Delivered, "{keys:?}");
-        assert!(bed.hosts[1].told.messages().is_empty(), "{keys:?}");
+        assert!(bed.hosts[1].told.messages().count() == 0, "{keys:?}");
         assert!(bed.hosts[1].counters.drops.unexpected > 0, "{keys:?}");
     }
 }

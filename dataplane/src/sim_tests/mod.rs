@@ -20,7 +20,6 @@ mod handlers;
 mod held;
 mod hostile;
 mod incoming;
-mod instructions;
 mod integrity;
 mod jumbo;
 mod keyed;

@@ -21,7 +21,7 @@ fn in_the_middle(bed: &mut Bed) -> PeerId {
     while bed.hosts[0].counters.data_packets_sent < half {
         bed.round();
     }
-    assert!(bed.hosts[1].told.messages().is_empty());
+    assert!(bed.hosts[1].told.messages().count() == 0);
     peer
 }
 
@@ -85,7 +85,7 @@ fn a_receiver_that_starts_anew_is_noticed() {
     bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::landing_side::Past::new();
     bed.rounds(20);
     bed.wire.drop_next(1, 0);
-    bed.hosts[1].told.failures().clear();
+    bed.hosts[1].told.forget_failures();
     let mut seconds = 0;
     let outcome = loop {
         if let Some(completion) = bed.hosts[0].told.completions().pop_front() {

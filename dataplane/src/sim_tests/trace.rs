@@ -285,25 +285,27 @@ impl Trace {
         };
         let before = std::mem::replace(&mut self.shown[host], now);
         let mut lines = lock(&self.lines);
-        // The last ones of each queue, which may have been full.
-        let new = |count: u64, len: usize| len - len.min(count as usize)..len;
-        for at in new(now.messages - before.messages, engine.told.messages().len()) {
-            let message = &engine.told.messages()[at];
+        // The last ones of each kind; of what the queue was too full for, none.
+        let old = |len: usize, count: u64| len - len.min(count as usize);
+        let messages = engine.told.messages();
+        let known = old(messages.clone().count(), now.messages - before.messages);
+        for message in messages.skip(known) {
             let stream = Stream {
                 to: host,
                 from: engine.peers.at(message.peer.index).data,
                 is_eager: message.is_eager(),
             };
-            lines.message(now_ns, stream, &engine.told.messages()[at]);
+            lines.message(now_ns, stream, message);
         }
-        for at in new(now.failures - before.failures, engine.told.failures().len()) {
-            lines.failure(now_ns, host, &engine.told.failures()[at].1);
+        let failures = engine.told.failures();
+        let known = old(failures.clone().count(), now.failures - before.failures);
+        for failure in failures.skip(known) {
+            lines.failure(now_ns, host, failure);
         }
-        for at in new(
-            now.completions - before.completions,
-            engine.told.completions().len(),
-        ) {
-            lines.completion(now_ns, host, &engine.told.completions()[at]);
+        let completions = engine.told.completions();
+        let known = old(completions.len(), now.completions - before.completions);
+        for completion in completions.range(known..) {
+            lines.completion(now_ns, host, completion);
         }
     }
 

@@ -46,7 +46,7 @@ const GROWTH: f64 = 1.05;
 /// What is counted one by one.
 struct Subject {
     name: &'static str,
-    /// The function that it runs in, in `dataplane/src/sim_tests/instructions.rs`,
+    /// The function that it runs in, in `dataplane/tests/simulated/instructions.rs`,
     function: &'static str,
     /// and the test that runs it.
     test: &'static str,
@@ -200,9 +200,9 @@ fn compiler() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the tests of `lm-dataplane` as for release, with symbols; the program's path.
+/// Builds the program that uses endpoints on the simulated NIC as for release, with symbols; its path.
 fn build() -> Result<PathBuf> {
-    eprintln!("building the engine's tests (as for release)");
+    eprintln!("building endpoints on the simulated NIC (as for release)");
     let mut command = cargo();
     command.args([
         "test",
@@ -210,7 +210,8 @@ fn build() -> Result<PathBuf> {
         "counted",
         "--package",
         "lm-dataplane",
-        "--lib",
+        "--test",
+        "simulated",
         "--no-run",
     ]);
     command.arg("--message-format=json-render-diagnostics");
@@ -240,7 +241,7 @@ fn count(program: &Path, folder: &Path, subject: &Subject, integrity: &str, numb
         .arg(format!("--callgrind-out-file={}", report.display()))
         .arg(program)
         .args(["--exact", "--test-threads=1"])
-        .arg(format!("sim_tests::instructions::{}", subject.test))
+        .arg(format!("instructions::{}", subject.test))
         .env("LM_INSTRUCTIONS_COUNT", number.to_string())
         .env("LM_INSTRUCTIONS_INTEGRITY", integrity);
     let output = command.output().context("cannot start valgrind")?;
@@ -354,10 +355,10 @@ totals: 956
         assert!(read("fn=a\n1 x\n").is_err());
     }
 
-    /// The names by which callgrind finds what to count, and what it is told to run, are in the engine's tests.
+    /// The names by which callgrind finds what to count, and what it is told to run, are in that program.
     #[test]
     fn the_counted_functions_exist() {
-        let path = root().join("dataplane/src/sim_tests/instructions.rs");
+        let path = root().join("dataplane/tests/simulated/instructions.rs");
         let text = std::fs::read_to_string(path).unwrap();
         for Subject { function, test, .. } in SUBJECTS {
             assert!(
