@@ -9,12 +9,15 @@ use lm_measure::table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::frozen::{self, Revision};
+use crate::bed::leftovers::temporary_folder;
 use crate::machine::{self, ResultFile};
-use crate::vm::checks::card::{Row, USECS, What};
+use crate::vm::checks::card::{FROZEN, Row, USECS, What};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Ended, Mode, Outcome};
 use crate::vm::qemu::Clock;
 use crate::vm::{self, Choice};
+use crate::workspace;
 
 /// Rounds of a row, and two whole runs, agree when they differ by no more than this.
 const AGREE: f64 = 0.01;
@@ -48,6 +51,9 @@ pub(super) struct Arguments {
     /// Systems of lm-bench, separated by commas.
     #[arg(long = "system", value_name = "NAMES", value_delimiter = ',', default_values_t = SYSTEMS.map(str::to_owned))]
     systems: Vec<String>,
+    /// Also measure LM by the ends of an earlier commit's lm-bench, which is built first in a git worktree below target/frozen; may be repeated.
+    #[arg(long, value_name = "REVISION", conflicts_with = "short")]
+    frozen: Vec<String>,
     /// Message lengths in bytes, separated by commas.
     #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<u64>,
@@ -215,12 +221,14 @@ fn calls(round: &Value) -> [Option<f64>; 2] {
 }
 
 /// The rows that are asked for; what a system cannot do is left out.
-fn rows(arguments: &Arguments) -> Vec<Row> {
+fn rows(arguments: &Arguments, frozen: &[Revision]) -> Vec<Row> {
+    let frozen = frozen.iter().map(Revision::system);
+    let systems: Vec<String> = arguments.systems.iter().cloned().chain(frozen).collect();
     let mut rows = Vec::new();
     for &device in &arguments.devices {
         for &what in &arguments.whats {
             for &size in &arguments.sizes {
-                for system in (arguments.systems.iter()).filter(|system| measures(system, what, size)) {
+                for system in systems.iter().filter(|system| measures(system, what, size)) {
                     for (mode, taps) in ways(device, system) {
                         rows.push(Row {
                             device,
@@ -247,6 +255,8 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
     let virtio = device == Device::VirtioNet;
     let (zero_copy, copy) = ((Some(Mode::ZeroCopy), virtio), (Some(Mode::Copy), false));
     match system {
+        system if system.starts_with(FROZEN) && device == Device::Veth => vec![copy],
+        system if system.starts_with(FROZEN) => vec![zero_copy, copy],
         "lm" | "lm-sleeping" | "bare" if device != Device::Veth => vec![zero_copy, copy],
         "lm" | "lm-sleeping" | "bare" | "lm-no-integrity" => vec![copy],
         offloads if offloads.ends_with("-offloads") => vec![(None, virtio)],
@@ -264,7 +274,7 @@ fn measures(system: &str, what: What, size: u64) -> bool {
         What::RoundTrips if system.starts_with("udp-gso") => false,
         What::RoundTrips => !system.starts_with("udp") || size <= 65_507,
         What::Beside => size > 1472 && matches!(system, "lm" | "lm-no-integrity" | "udp-spinning"),
-        What::Sessions => size >= 64 << 10 && system.starts_with("lm"),
+        What::Sessions => size >= 64 << 10 && system.starts_with("lm") && !system.starts_with(FROZEN),
     }
 }
 
@@ -303,13 +313,17 @@ fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let earlier = arguments.against.as_deref().map(earlier).transpose()?;
+    let frozen = frozen::revisions(workspace::root(), &arguments.frozen)?;
+    let (folder, _folder) = temporary_folder(&workspace::target_dir()?, "card")?;
+    let copies = frozen.iter().map(|revision| revision.copy_to(&folder));
+    let with: Vec<PathBuf> = copies.collect::<Result<_>>()?;
     let clock = match arguments.real_time {
         true => Clock::Real,
         false => Clock::Instructions,
     };
     let mut rows = match arguments.short {
         true => short_rows(arguments.rounds, arguments.usecs),
-        false => rows(arguments),
+        false => rows(arguments, &frozen),
     };
     if clock == Clock::Instructions {
         // Each has a machine of its own.
@@ -328,7 +342,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
                 console: arguments.console.clone(),
                 ..Choice::default()
             };
-            let (report, machine) = vm::measure(choice, rows)?;
+            let (report, machine) = vm::measure(choice, rows, with.clone())?;
             machines.push(Machine::of(&rows[0], &machine));
             // A guest that dies in a row takes no others along: those have not begun.
             let (ran, rest) = rows.split_at(report.ended.len());

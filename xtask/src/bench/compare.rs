@@ -249,7 +249,7 @@ impl LmBench<'_> {
     fn build<'a>(options: &'a Options, features: &[String]) -> Result<LmBench<'a>> {
         let revisions = frozen::revisions(workspace::root(), &options.frozen)?;
         Ok(LmBench {
-            frozen: revisions.iter().map(Revision::built).collect::<Result<_>>()?,
+            frozen: revisions.iter().map(Revision::option).collect::<Result<_>>()?,
             programs: Programs::build_with(features)?,
             options: &options.options,
         })

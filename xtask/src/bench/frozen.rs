@@ -1,10 +1,11 @@
 //! Builds of `lm-bench` that stay what they were, to measure this tree beside: a revision's worktree below the target folder.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::vm::checks::card::FROZEN;
 use crate::workspace::{self, cargo, target_dir};
 
 /// Names that mean the same commit in a clone without tags.
@@ -48,8 +49,25 @@ fn commit(repository: &Path, text: &str) -> Option<String> {
 }
 
 impl Revision {
-    /// `NAME=PATH` for lm-bench, which is built first unless it was before.
-    pub(super) fn built(&self) -> Result<String> {
+    /// `NAME=PATH` for lm-bench.
+    pub(super) fn option(&self) -> Result<String> {
+        Ok(format!("{}={}", self.name, self.built()?.display()))
+    }
+
+    /// The system of `lm-bench` that is this build's.
+    pub(super) fn system(&self) -> String {
+        format!("{FROZEN}{}", self.name)
+    }
+
+    /// A copy of its `lm-bench` under the revision's name in this folder.
+    pub(super) fn copy_to(&self, folder: &Path) -> Result<PathBuf> {
+        let (program, copy) = (self.built()?, folder.join(&self.name));
+        std::fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
+        Ok(copy)
+    }
+
+    /// Its `lm-bench`, which is built first unless it was before.
+    fn built(&self) -> Result<PathBuf> {
         let Revision { name, commit } = self;
         let folder = target_dir()?.join("frozen").join(&commit[..12]);
         let lm_bench = folder.join("target/release/lm-bench");
@@ -65,7 +83,7 @@ impl Revision {
             help.status().context("cannot start it")?.success(),
             "--frozen {name}: its lm-bench has no command `end`; name a later revision"
         );
-        Ok(format!("{name}={}", lm_bench.display()))
+        Ok(lm_bench)
     }
 
     fn build(&self, folder: &Path) -> Result<()> {

@@ -232,8 +232,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     verdict(&report, &tasks)
 }
 
-/// Measures rows of one kind of cards; what the machine said, and what is known of it, as result files have it.
-pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
+/// Measures rows of one kind of cards, with these programs in the guest's /tests/; what the machine said, and what is known of it, as result files
+/// have it.
+pub(crate) fn measure(choice: Choice, rows: &[Row], with: Vec<PathBuf>) -> Result<(Report, Value)> {
     watch_signals()?;
     let task = |row: &Row| Task {
         name: row.name(),
@@ -243,6 +244,7 @@ pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
     let tasks: Vec<Task> = rows.iter().map(task).collect();
     let arguments = Arguments {
         devices: rows.iter().map(|row| row.device).collect(),
+        with,
         ..choice.into()
     };
     boot(&arguments, &tasks)

@@ -32,6 +32,9 @@ const SYSTEM_CALLS: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id
 /// does nothing else.
 pub const USECS: u32 = 10;
 
+/// What the names of systems of `lm-bench` begin with that are an earlier build's.
+pub const FROZEN: &str = "lm@";
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -105,6 +108,12 @@ impl Row {
         let words = [self.device.name(), taps, &self.system, mode, self.what.name()];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         format!("{} {}", words.join(" "), self.size)
+    }
+
+    /// For `lm-bench`: the build whose ends the system's are, in the guest's /tests/.
+    fn frozen(&self) -> String {
+        let name = self.system.strip_prefix(FROZEN);
+        name.map_or_else(String::new, |name| format!("--frozen {name}=/tests/{name}"))
     }
 
     /// Whether the card has the offloads that its driver gives it; else several packets never pass the stack as one.
@@ -186,17 +195,18 @@ pub(super) fn prepare(bed: &Bed, row: &Row) -> Result<()> {
 /// What `lm-bench` found, and how many interrupts the two cards had meanwhile: the sending or asking one, then the other. Packets are not counted: igb
 /// begins anew with that whenever an XDP program comes or goes.
 fn measure(bed: &Bed, row: &Row) -> Result<Value> {
-    let bench = LmBench::serve(bed, row.limit_s() - 10)?;
+    let bench = LmBench::serve(bed, row.limit_s() - 10, &row.frozen())?;
     let seconds = match row.what {
         What::RoundTrips | What::Beside => ROUND_TRIPS_SECONDS,
         What::Stream | What::Sessions => STREAM_SECONDS,
     };
     let line = format!(
-        "{} --systems {} --sizes {} --mode {} --recipe native-spinning --count {ROUND_TRIPS}",
+        "{} --systems {} --sizes {} --mode {} --recipe native-spinning --count {ROUND_TRIPS} {}",
         row.what.command(),
         row.system,
         row.size,
         row.mode.unwrap_or(Mode::Auto).option(),
+        row.frozen(),
     );
     let before = counts(bed)?;
     let (ended, report) = bench.run(&format!(
@@ -240,15 +250,15 @@ pub(super) struct LmBench<'a> {
 }
 
 impl LmBench<'_> {
-    /// Starts the server; no command takes longer than `limit_s` seconds. Fragments of datagrams that were lost go soon: they fill the kernel's
+    /// Starts the server, with these options more; no command takes longer than `limit_s` seconds. Fragments of datagrams that were lost go soon: they fill the kernel's
     /// 4 MiB for them, and then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
-    pub(super) fn serve(bed: &Bed, limit_s: u32) -> Result<LmBench<'_>> {
+    pub(super) fn serve<'a>(bed: &'a Bed, limit_s: u32, options: &str) -> Result<LmBench<'a>> {
         let limit = Duration::from_secs(limit_s.into());
         for host in [bed.left(), bed.right()] {
             host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")?;
         }
         let line = format!(
-            "serve --core 1 --from-anyone --bind {}:7170",
+            "serve --core 1 --from-anyone --bind {}:7170 {options}",
             bed.right().address()
         );
         let launch = Launch::new("/bin/lm-bench").args(line.split_whitespace());

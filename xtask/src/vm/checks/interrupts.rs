@@ -43,7 +43,7 @@ pub(super) fn check(_plan: &Plan, device: Device) -> Result<Value> {
 
 /// Measures under each setting; the reports of `lm-bench` by setting and command.
 fn measure(bed: &Bed) -> Result<Value> {
-    let bench = LmBench::serve(bed, LIMIT)?;
+    let bench = LmBench::serve(bed, LIMIT, "")?;
     let mut reports = Map::new();
     for (name, rx_usecs, systems) in [COALESCING, POLLING] {
         set_both(bed, rx_usecs)?;
