@@ -2,6 +2,7 @@
 //!
 //! An [`Ethtool`] belongs to the network namespace of the thread that opened it, wherever it is used later.
 
+mod coalescing;
 mod features;
 mod rss;
 pub(crate) mod uapi;
@@ -15,6 +16,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::pci::PciDevice;
 
+pub use coalescing::Coalescing;
 pub use features::{Feature, FeatureState};
 pub(crate) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
 pub use rss::{HashProblem, RssSettings, system_key};

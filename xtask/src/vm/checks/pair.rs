@@ -124,12 +124,15 @@ impl Pair {
         Ok(())
     }
 
-    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table.
+    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table, other intervals of interrupts.
     pub(super) fn traces(&self) -> Result<Traces> {
         Ok(Traces {
             xdp: self.bed.left().has_xdp_program()? || self.bed.right().has_xdp_program()?,
             notes: steering_notes(),
-            tables: [self.bed.left(), self.bed.right()].map(|host| rss_table(host).unwrap_or_default()),
+            settings: [self.bed.left(), self.bed.right()].map(|host| {
+                let shown = SETTINGS.map(|option| ethtool(host, option).unwrap_or_default());
+                shown.concat()
+            }),
         })
     }
 }
@@ -141,20 +144,20 @@ pub(super) struct Traces {
     pub(super) xdp: bool,
     /// Files about changed cards.
     pub(super) notes: Vec<String>,
-    /// What `ethtool -x` says on both hosts.
-    pub(super) tables: [String; 2],
+    /// What `ethtool` says on both hosts.
+    pub(super) settings: [String; 2],
 }
 
 impl Traces {
-    /// Nothing is attached, nothing written down, and the tables are those of `before`.
+    /// Nothing is attached, nothing written down, and the settings are those of `before`.
     pub(super) fn ensure_as_before(&self, before: &Traces) -> Result<()> {
         ensure!(!self.xdp, "an XDP program is still attached");
         ensure!(self.notes.is_empty(), "notes are left: {}", self.notes.join(", "));
         ensure!(
-            self.tables == before.tables,
-            "the RSS tables were {:?} and are {:?}",
-            before.tables,
-            self.tables
+            self.settings == before.settings,
+            "the cards' settings were {:?} and are {:?}",
+            before.settings,
+            self.settings
         );
         Ok(())
     }
@@ -169,9 +172,12 @@ pub(super) fn steering_notes() -> Vec<String> {
     names
 }
 
-/// What `ethtool -x` says; `None` where the device has no table.
-pub(super) fn rss_table(host: &Host) -> Option<String> {
-    let program = Launch::new("ethtool").args(["-x", INTERFACE]);
+/// What `ethtool` shows of the settings that LM changes: the RSS table, and how long interrupts are held back.
+const SETTINGS: [&str; 2] = ["-x", "-c"];
+
+/// What `ethtool` says; `None` where the device has no such setting.
+fn ethtool(host: &Host, option: &str) -> Option<String> {
+    let program = Launch::new("ethtool").args([option, INTERFACE]);
     let output = host.spawn(program).ok()?.outcome().ok()?;
     output.status.success().then_some(output.stdout)
 }
