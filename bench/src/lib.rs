@@ -20,6 +20,7 @@ mod log;
 pub mod meter;
 pub mod output;
 pub mod page;
+pub mod pipeline;
 pub mod privileges;
 pub mod recv;
 pub mod report;

@@ -63,6 +63,7 @@ fn users_who_are_not_root_are_told_what_to_do() {
         &["bench", "compare"],
         &["bench", "compare", "loss"],
         &["bench", "compare", "share"],
+        &["bench", "pipeline"],
         &["bench", "rt"],
     ] {
         let mut xtask = Command::new(&program);

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure, end_after, print, ready};
 use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, page};
+use lm_bench::{admission, bare, page, pipeline};
 
 /// Measures LM and what it is compared with
 ///
@@ -48,6 +48,9 @@ enum Program {
     /// One end of a measurement; the commands above start it
     #[command(hide = true)]
     End(suite::EndArgs),
+    /// One end of a message that is produced, sent, received and consumed by a timetable
+    #[command(hide = true)]
+    Pipeline(pipeline::Args),
     /// What measures the admission between daemons
     #[command(hide = true, subcommand)]
     Admission(admission::Program),
@@ -98,6 +101,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
         Program::End(args) => suite::run(&args, ready, print)?,
         Program::Admission(program) => admission::run(&program, ready)?,
+        Program::Pipeline(args) => print(&pipeline::run(&args, ready)?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Impair(args) => {

@@ -13,6 +13,7 @@ mod congestion;
 mod frozen;
 mod instructions;
 mod memory;
+mod pipeline;
 mod recipes;
 mod rt;
 mod share;
@@ -43,6 +44,7 @@ enum Suite {
     Card(card::Arguments),
     Compare(compare::Arguments),
     Rt(rt::Arguments),
+    Pipeline(pipeline::Arguments),
     Admission(admission::Arguments),
     Instructions(instructions::Arguments),
 }
@@ -106,6 +108,8 @@ pub enum Unit {
     FramesPerSecond,
     /// A time: less is better.
     Microseconds,
+    /// The same for more of it.
+    Milliseconds,
     /// A part.
     Percent,
 }
@@ -118,6 +122,7 @@ impl Unit {
             Unit::Mebibytes => "MiB",
             Unit::FramesPerSecond => "frames/s",
             Unit::Microseconds => "µs",
+            Unit::Milliseconds => "ms",
             Unit::Percent => "%",
         }
     }
@@ -478,6 +483,7 @@ pub fn all_comparisons() -> Vec<(&'static str, &'static str, Vec<Comparison>)> {
     vec![
         ("memory", "compare memory", vec![memory::one_gibibyte()]),
         ("rt", "rt", rt::tables(rt::SECONDS)),
+        ("pipeline", "pipeline", pipeline::comparisons()),
         ("share", "compare share", share::all()),
     ]
 }
@@ -511,6 +517,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Rt(arguments) => rt::run(&arguments),
+        Suite::Pipeline(arguments) => pipeline::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
     }

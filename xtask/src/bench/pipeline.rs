@@ -1,0 +1,179 @@
+//! `cargo xtask bench pipeline`: one message produced, sent, received and consumed (E-UDP §4), from its first byte produced to its last byte
+//! consumed, where the wire is what takes longest: a port of 500 Mbit/s. Producer and consumer work at the wire's pace, so that each of the
+//! three takes as long: one after the other 3, all at once 1.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lm_measure::rate::BitRate;
+use lm_measure::statistics::Quantile;
+use serde_json::{Value, json};
+
+use super::Unit::Milliseconds;
+use super::{Column, Comparison, Contender, Rounds, Sample};
+use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// A message that is produced, sent, received and consumed, by a timetable of the wire's pace on a port of 500 Mbit/s.
+///
+/// Prints how long it took from its first byte produced to its last byte consumed, and each part of it. Leave the machine alone meanwhile.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    rounds: Rounds,
+}
+
+const LINK: BitRate = BitRate(500_000_000);
+/// Completions come when packets are in it.
+const PORT_FRAMES: u32 = 1000;
+const LEN: u64 = 64 << 20;
+/// Of 500 Mbit/s, what is left for payload in packets of 1500 bytes: 1448 of 1538.
+const PACE: u64 = LINK.0 * 1448 / 1538;
+/// In each round.
+const MESSAGES: u32 = 3;
+/// A round's programs, which take 3 × 3 × 1.15 s at most.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    arguments.rounds.measure("pipeline", comparisons(), |_| ())
+}
+
+/// All of it.
+pub(super) fn comparisons() -> Vec<Comparison> {
+    vec![Comparison {
+        key: "wire_bound",
+        title: "64 MiB over 500 Mbit/s, first byte produced to last byte consumed",
+        unit: Milliseconds,
+        contenders: vec![Contender {
+            name: "coarse",
+            bed: BedConfig {
+                senders: Some(1),
+                port: Some(Port {
+                    rate: LINK,
+                    frames: PORT_FRAMES,
+                }),
+                ..BedConfig::default()
+            },
+            measure: Box::new(measure),
+        }],
+        targets: Vec::new(),
+        columns: COLUMNS,
+        most_rounds: None,
+    }]
+}
+
+const COLUMNS: &[Column] = &[
+    column("/produced_ms", "produced"),
+    column("/first_ms", "first byte produced to first byte that can be read"),
+    column("/whole_ms", "first byte produced to all that can be read"),
+];
+
+const fn column(place: &'static str, title: &'static str) -> Column {
+    Column {
+        place,
+        title,
+        unit: Milliseconds,
+        targets: &[],
+    }
+}
+
+/// One run on a fresh bed.
+fn measure(bed: &Bed, programs: &Programs) -> Result<Sample> {
+    let cores = two_cores();
+    let launch = |side: &str, core: usize| {
+        let line = format!(
+            "pipeline {side} --len {LEN} --pace {PACE} --messages {MESSAGES} --interface {INTERFACE}"
+        );
+        Launch::new(programs.path("lm-bench"))
+            .args(line.split(' '))
+            .core(core)
+            .time_limit(LIMIT)
+    };
+    let mut far = bed.right().spawn(launch("far", cores[1]))?;
+    far.await_text("ready")?;
+    let to = format!("{}:7168", bed.right().address());
+    let near = bed.left().spawn(launch("near", cores[0]).args(["--to", &to]))?;
+    let (near, far) = (near.finish()?.json()?, far.finish()?.json()?);
+    report(&near, &far)
+}
+
+/// Medians of the messages of a run.
+fn report(near: &Value, far: &Value) -> Result<Sample> {
+    let messages = |report: &Value| report["messages"].as_array().cloned().unwrap_or_default();
+    let (sent, received) = (messages(near), messages(far));
+    ensure!(
+        !sent.is_empty() && sent.len() == received.len(),
+        "{} messages were sent, and {} came: {near} {far}",
+        sent.len(),
+        received.len()
+    );
+    let hashes = |of: &[Value]| of.iter().map(|one| one["sha256"].clone()).collect::<Vec<_>>();
+    ensure!(
+        hashes(&sent) == hashes(&received),
+        "what came is not what was sent: {near} {far}"
+    );
+    let since_begin = |of: &[Value], name: &str| {
+        let passed = of.iter().zip(&sent).map(|(one, sent)| {
+            let (at, begins) = (one[name].as_u64()?, sent["begins_ns"].as_u64()?);
+            Some(at.checked_sub(begins)? as f64 / 1e6)
+        });
+        let mut passed: Vec<f64> = passed
+            .collect::<Option<_>>()
+            .with_context(|| format!("no {name} after the message's begin: {near} {far}"))?;
+        passed.sort_by(f64::total_cmp);
+        Quantile::of(&passed, 0.5)
+            .map(|found| found.value)
+            .context("no messages")
+    };
+    Ok(Sample {
+        value: since_begin(&received, "consumed_ns")?,
+        report: json!({
+            "produced_ms": since_begin(&sent, "produced_ns")?,
+            "confirmed_ms": since_begin(&sent, "confirmed_ns")?,
+            "first_ms": since_begin(&received, "first_ns")?,
+            "whole_ms": since_begin(&received, "whole_ns")?,
+            "near": near, "far": far,
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_count_from_the_first_byte_produced() {
+        let sent = |begins: u64| json!({"begins_ns": begins, "produced_ns": begins + 1_000_000, "confirmed_ns": begins + 2_500_000, "sha256": "a"});
+        let came = |begins: u64, took: u64| json!({"first_ns": begins + 2_000_000, "whole_ns": begins + 2_000_000, "consumed_ns": begins + took, "sha256": "a"});
+        let near = json!({"messages": [sent(100), sent(50_000_000), sent(90_000_000)]});
+        let far = json!({"messages": [came(100, 3_000_000), came(50_000_000, 3_500_000), came(90_000_000, 9_000_000)]});
+        let sample = report(&near, &far).unwrap();
+        assert_eq!(sample.value, 3.5);
+        assert_eq!(sample.report["confirmed_ms"], 2.5);
+        let mut other = far.clone();
+        other["messages"][1]["sha256"] = "b".into();
+        assert!(
+            report(&near, &other)
+                .unwrap_err()
+                .to_string()
+                .starts_with("what came is not")
+        );
+        let fewer = json!({"messages": [came(100, 3_000_000)]});
+        assert!(
+            report(&near, &fewer)
+                .unwrap_err()
+                .to_string()
+                .starts_with("3 messages were sent, and 1 came")
+        );
+        let mut early = far;
+        early["messages"][0]["first_ns"] = 99.into();
+        assert!(
+            report(&near, &early)
+                .unwrap_err()
+                .to_string()
+                .starts_with("no first_ns after")
+        );
+    }
+}
