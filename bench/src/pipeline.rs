@@ -7,7 +7,8 @@
 //!  near: produced window by window ── sent ──▶ far: received ── consumed window by window
 //! ```
 //!
-//! Coarse: a message is sent when all of it is produced, and consumed when all of it has come.
+//! All four at once: a window is sent when it is produced, and consumed when it has come. The same program at a commit before messages could be
+//! written while they are sent does one after the other.
 
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -16,8 +17,8 @@ use std::time::Duration;
 
 use lm_box::split_mix;
 use lm_dataplane::{
-    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LoanError, MemoryConfig, Outcome, PeerId,
-    ReceiveConfig,
+    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Outcome,
+    PeerId, ReceiveConfig,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -27,8 +28,14 @@ use crate::cli::{Failure, chain};
 
 /// Longest sleep.
 const STEP: Duration = Duration::from_millis(1);
+/// How often is looked whether more has come.
+const LOOK: Duration = Duration::from_micros(200);
+/// What is shown of a message at once: the session's windows, which are as long as what is produced at once.
+const WINDOW_FRAGMENTS: u32 = 16;
 /// Between two messages: nothing of the last one is under way any more.
 const PAUSE_NS: u64 = 100_000_000;
+/// How long the far end may take to answer.
+const HELLO: Duration = Duration::from_secs(1);
 /// Memory beyond one message.
 const MEMORY_SPARE: u64 = 16 << 20;
 
@@ -140,6 +147,7 @@ fn open(args: &Args) -> Result<Endpoint, Failure> {
         },
         receive: ReceiveConfig {
             max_message_len: args.len,
+            window_fragments: WINDOW_FRAGMENTS,
             ..ReceiveConfig::default()
         },
         idle: IdleStrategy {
@@ -219,6 +227,10 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
     };
     let to = args.to.expect("the command line asks for it");
     let peer = endpoint.connect(to, &options).map_err(|error| failed(&error))?;
+    endpoint
+        .send_copy(peer, b"hello", 0)
+        .and_then(|_| endpoint.flush(HELLO))
+        .map_err(|error| failed(&error))?;
     let mut messages = Vec::new();
     for message in 0..args.messages {
         let begins_ns = now_ns() + PAUSE_NS;
@@ -248,60 +260,108 @@ fn send(
     message: u32,
     (begins_ns, timetable): (u64, Timetable),
 ) -> Result<(u64, u64), Failure> {
-    let mut region = loop {
-        match endpoint.loan(peer, timetable.len) {
+    let mut writer = loop {
+        match endpoint.peer(peer).begin(timetable.len, u64::from(message)) {
             Err(LoanError::WouldBlock) => wait_until(endpoint, now_ns() + STEP.as_nanos() as u64),
-            region => break region.map_err(|error| failed(&error))?,
+            writer => break writer.map_err(|error| failed(&error))?,
         }
     };
-    let mut chunk = Vec::new();
-    for bytes in timetable.windows() {
-        chunk.resize((bytes.end - bytes.start) as usize, 0);
-        produce(message, bytes.start, &mut chunk);
-        wait_until(endpoint, timetable.due_ns(begins_ns, &bytes));
-        region.write_all(&chunk).map_err(|error| failed(&error))?;
-    }
-    let produced_ns = now_ns();
-    endpoint
-        .send(region, u64::from(message))
-        .map_err(|error| failed(&error))?;
-    loop {
+    let producing = move || -> Result<u64, Failure> {
+        let mut chunk = Vec::new();
+        for bytes in timetable.windows() {
+            chunk.resize((bytes.end - bytes.start) as usize, 0);
+            produce(message, bytes.start, &mut chunk);
+            sleep_until(timetable.due_ns(begins_ns, &bytes));
+            writer.write_all(&chunk).map_err(|error| failed(&error))?;
+        }
+        writer.finish().map_err(|error| failed(&error))?;
+        Ok(now_ns())
+    };
+    let producing = std::thread::spawn(producing);
+    let confirmed = loop {
         if let Some(completion) = endpoint.try_completion() {
-            return match completion.outcome {
-                Outcome::Delivered => Ok((produced_ns, now_ns())),
+            break match completion.outcome {
+                Outcome::Delivered => Ok(now_ns()),
                 outcome => Err(Failure::new(format!("message {message} ended as {outcome:?}"))),
             };
         }
         wait_until(endpoint, now_ns() + STEP.as_nanos() as u64);
+    };
+    let produced_ns = producing.join().expect("it gives errors back")?;
+    Ok((produced_ns, confirmed?))
+}
+
+fn sleep_until(time_ns: u64) {
+    std::thread::sleep(Duration::from_nanos(time_ns.saturating_sub(now_ns())));
+}
+
+/// Consumes a message at its pace from its first byte on, each window when it has come; when that was, and when the last one was consumed.
+fn consume(incoming: &Incoming, number: u32, timetable: Timetable) -> Result<[u64; 2], Failure> {
+    let mut expected = Vec::new();
+    let mut first_ns = None;
+    for bytes in timetable.windows() {
+        let come = loop {
+            let is_settled = incoming.settled().is_some();
+            match incoming.get(bytes.clone()) {
+                Some(come) => break come,
+                None if is_settled => {
+                    return Err(Failure::new(format!("message {number} ended without {bytes:?}")));
+                }
+                None => std::thread::sleep(LOOK),
+            }
+        };
+        let begins_ns = *first_ns.get_or_insert_with(now_ns);
+        sleep_until(timetable.due_ns(begins_ns, &bytes));
+        expected.resize(come.len(), 0);
+        produce(number, bytes.start, &mut expected);
+        if *come != *expected {
+            return Err(Failure::new(format!(
+                "other bytes at {bytes:?} of message {number}"
+            )));
+        }
     }
+    Ok([first_ns.unwrap_or_default(), now_ns()])
 }
 
 fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
     let mut endpoint = open(args)?;
     ready();
+    // Who sends is known by a first word, and what that one sends is read from then on while it comes.
+    let peer = endpoint.recv(None).map_err(|error| failed(&error))?.peer();
+    endpoint.peer(peer).watch();
     let mut messages = Vec::new();
     for number in 0..args.messages {
-        let message = endpoint.recv(None).map_err(|error| failed(&error))?;
-        let whole_ns = now_ns();
-        let mut expected = Vec::new();
-        let timetable = Timetable::of(args);
-        for bytes in timetable.windows() {
-            wait_until(&mut endpoint, timetable.due_ns(whole_ns, &bytes));
-            let bytes = bytes.start as usize..bytes.end as usize;
-            expected.resize(bytes.len(), 0);
-            produce(number, bytes.start as u64, &mut expected);
-            if message.get(bytes.clone()) != Some(&expected[..]) {
-                return Err(Failure::new(format!(
-                    "other bytes at {bytes:?} of message {number}"
-                )));
+        let incoming = loop {
+            match endpoint.try_incoming() {
+                Some(incoming) => break incoming,
+                None => wait_until(&mut endpoint, now_ns() + LOOK.as_nanos() as u64),
             }
+        };
+        let (passed, message) = std::thread::scope(|scope| {
+            let consumer = scope.spawn(|| consume(&incoming, number, Timetable::of(args)));
+            let message = endpoint.recv(None).map_err(|error| failed(&error));
+            let whole_ns = now_ns();
+            while !consumer.is_finished() {
+                wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64);
+            }
+            let [first_ns, consumed_ns] = consumer.join().expect("it gives errors back")?;
+            let passed = Passed {
+                first_ns: Some(first_ns),
+                whole_ns: Some(whole_ns),
+                consumed_ns: Some(consumed_ns),
+                ..Passed::default()
+            };
+            Ok::<_, Failure>((passed, message?))
+        })?;
+        let shown = incoming.get(0..args.len).map(<[u8]>::as_ptr);
+        if shown != Some(message.as_ptr()) {
+            return Err(Failure::new(format!(
+                "message {number} came whole at another place than it was shown"
+            )));
         }
         messages.push(Passed {
-            first_ns: Some(whole_ns),
-            whole_ns: Some(whole_ns),
-            consumed_ns: Some(now_ns()),
             sha256: sha256(message.chunks(1 << 20).map(<[u8]>::to_vec)),
-            ..Passed::default()
+            ..passed
         });
     }
     // The last confirmation may be lost.

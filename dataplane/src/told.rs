@@ -30,7 +30,7 @@ fn first_of<T>(queue: &mut VecDeque<T>, peer: PeerId, peer_of: impl Fn(&T) -> Op
 fn sender(next: &Result<Message, RecvError>) -> Option<PeerId> {
     match next {
         Ok(message) => Some(message.peer),
-        Err(RecvError::Incomplete { peer, .. }) => Some(*peer),
+        Err(RecvError::Incomplete { peer, .. } | RecvError::Aborted { peer, .. }) => Some(*peer),
         Err(_) => None,
     }
 }
