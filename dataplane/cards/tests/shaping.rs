@@ -3,7 +3,8 @@
 #[path = "../../tests/bed/mod.rs"]
 mod bed;
 
-use std::net::UdpSocket;
+use std::io::Write as _;
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -192,6 +193,46 @@ fn what_is_marked_ef_does_not_wait() {
         assert_eq!(root["options"]["direct_packets_stat"], 50, "{root}");
         assert!(root["qlen"].as_u64() > Some(10), "{root}");
         assert!(shaping.traffic().expect("the class").waiting > 10);
+    });
+}
+
+/// A TCP connection keeps the bound of segments that its interface had when it connected.
+#[test]
+fn packets_of_a_connection_that_was_there_are_cut() {
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(1);
+    let listener = pair.b.run(|| TcpListener::bind("10.77.0.2:9").expect("free"));
+    pair.a.run(|| {
+        let mut from = TcpStream::connect("10.77.0.2:9").expect("it listens");
+        let (mut to, _) = listener.accept().expect("it connects");
+        let megabyte = vec![1; 1 << 20];
+        std::thread::scope(|scope| {
+            scope.spawn(move || std::io::copy(&mut to, &mut std::io::sink()).expect("a stream"));
+            from.write_all(&megabyte).expect("a stream");
+            let _shaping = Shaping::apply(&va(), 10 * MBIT, Foreign::Keep).expect("HTB");
+            let (begun, mut longest) = (Instant::now(), 0.0_f64);
+            from.set_write_timeout(Some(Duration::from_millis(1)))
+                .expect("not 0");
+            while begun.elapsed() < Duration::from_millis(300) {
+                let _full = from.write(&megabyte);
+                let all = shown("tc", "-s -j qdisc show dev va");
+                let leaf = all
+                    .as_array()
+                    .expect("a list")
+                    .iter()
+                    .find(|one| one["root"] != true);
+                let leaf = leaf.expect("the class has one");
+                let number = |name: &str| leaf[name].as_f64().expect(name);
+                if number("qlen") > 0.0 {
+                    longest = longest.max(number("backlog") / number("qlen"));
+                }
+            }
+            from.shutdown(Shutdown::Both).expect("a stream");
+            // Two segments have 66 bytes of headers more than one frame.
+            assert!((1.0..=1514.0).contains(&longest), "{longest} bytes in the mean");
+        });
     });
 }
 

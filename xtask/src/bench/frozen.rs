@@ -9,7 +9,13 @@ use crate::vm::checks::card::FROZEN;
 use crate::workspace::{self, cargo, target_dir};
 
 /// Names that mean the same commit in a clone without tags.
-const NAMED: &[(&str, &str)] = &[("before-house", "1dd50729e28f98de2cf9fa871f5478fea8759f7e")];
+const NAMED: &[(&str, &str)] = &[
+    ("before-house", "1dd50729e28f98de2cf9fa871f5478fea8759f7e"),
+    (BEFORE_PIPELINE, "41584c9528fb5a690b14137ff5ea0a2ca2eff712"),
+];
+
+/// The last commit at which a message was sent when it was written, and read when it was whole.
+pub(super) const BEFORE_PIPELINE: &str = "before-pipeline";
 
 /// A revision by the name that it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +73,7 @@ impl Revision {
     }
 
     /// Its `lm-bench`, which is built first unless it was before.
-    fn built(&self) -> Result<PathBuf> {
+    pub(super) fn built(&self) -> Result<PathBuf> {
         let Revision { name, commit } = self;
         let folder = target_dir()?.join("frozen").join(&commit[..12]);
         let lm_bench = folder.join("target/release/lm-bench");

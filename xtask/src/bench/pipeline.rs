@@ -1,7 +1,8 @@
 //! `cargo xtask bench pipeline`: one message produced, sent, received and consumed (E-UDP §4), from its first byte produced to its last byte
 //! consumed, where the wire is what takes longest: a port of 500 Mbit/s. Producer and consumer work at the wire's pace, so that each of the
-//! three takes as long: one after the other 3, all at once 1.
+//! three takes as long: one after the other 3, all at once 1. One after the other is the same program at the last commit that could do no better.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -10,14 +11,16 @@ use lm_measure::statistics::Quantile;
 use serde_json::{Value, json};
 
 use super::Unit::Milliseconds;
-use super::{Column, Comparison, Contender, Rounds, Sample};
+use super::frozen::{self, BEFORE_PIPELINE};
+use super::{Column, Comparison, Contender, Measure, Rounds, Sample, Target};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
 use crate::machine::two_cores;
-use crate::workspace::Programs;
+use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed, by a timetable of the wire's pace on a port of 500 Mbit/s.
 ///
-/// Prints how long it took from its first byte produced to its last byte consumed, and each part of it. Leave the machine alone meanwhile.
+/// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, by the
+/// program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -30,6 +33,12 @@ const PORT_FRAMES: u32 = 1000;
 const LEN: u64 = 64 << 20;
 /// Of 500 Mbit/s, what is left for payload in packets of 1500 bytes: 1448 of 1538.
 const PACE: u64 = LINK.0 * 1448 / 1538;
+/// What is asked: a part of the time that one after the other takes, which is a third at best; no more than the longest of the three, which is
+/// the wire's, and three windows of 16 fragments; the first byte after a 200th of the time to the last one.
+const RATIO_MOST: f64 = 0.40;
+const LATENCY_MOST: f64 = 1.05 * WIRE_MS + 3.0 * WIRE_MS * (16 * 1448) as f64 / LEN as f64;
+const FIRST_MOST: f64 = WIRE_MS / 200.0;
+const WIRE_MS: f64 = LEN as f64 * 8e3 / PACE as f64;
 /// In each round.
 const MESSAGES: u32 = 3;
 /// A round's programs, which take 3 × 3 × 1.15 s at most.
@@ -37,56 +46,82 @@ const LIMIT: Duration = Duration::from_secs(40);
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    // Before a round's time counts.
+    coarse()?;
     arguments.rounds.measure("pipeline", comparisons(), |_| ())
 }
 
+/// The program that does one after the other.
+fn coarse() -> Result<PathBuf> {
+    let [revision] = <[_; 1]>::try_from(frozen::revisions(root(), &[BEFORE_PIPELINE.to_owned()])?)
+        .ok()
+        .context("one revision")?;
+    revision.built()
+}
+
+const COARSE: &str = "one after the other";
+
 /// All of it.
 pub(super) fn comparisons() -> Vec<Comparison> {
+    let contender = |name, measure: Measure| Contender {
+        name,
+        bed: BedConfig {
+            senders: Some(1),
+            port: Some(Port {
+                rate: LINK,
+                frames: PORT_FRAMES,
+            }),
+            ..BedConfig::default()
+        },
+        measure,
+    };
     vec![Comparison {
         key: "wire_bound",
         title: "64 MiB over 500 Mbit/s, first byte produced to last byte consumed",
         unit: Milliseconds,
-        contenders: vec![Contender {
-            name: "coarse",
-            bed: BedConfig {
-                senders: Some(1),
-                port: Some(Port {
-                    rate: LINK,
-                    frames: PORT_FRAMES,
-                }),
-                ..BedConfig::default()
-            },
-            measure: Box::new(measure),
-        }],
-        targets: Vec::new(),
+        contenders: vec![
+            contender(
+                "all at once",
+                Box::new(|bed, programs| measure(bed, &programs.path("lm-bench"))),
+            ),
+            contender(COARSE, Box::new(|bed, _| measure(bed, &coarse()?))),
+        ],
+        targets: vec![
+            Target::RatioAtMost(COARSE, RATIO_MOST),
+            Target::AtMost(LATENCY_MOST),
+        ],
         columns: COLUMNS,
         most_rounds: None,
     }]
 }
 
 const COLUMNS: &[Column] = &[
-    column("/produced_ms", "produced"),
-    column("/first_ms", "first byte produced to first byte that can be read"),
-    column("/whole_ms", "first byte produced to all that can be read"),
+    column("/produced_ms", "first byte produced to last byte produced", &[]),
+    column(
+        "/first_ms",
+        "first byte produced to first byte that can be read",
+        &[Target::AtMost(FIRST_MOST)],
+    ),
+    column("/whole_ms", "first byte produced to all that can be read", &[]),
 ];
 
-const fn column(place: &'static str, title: &'static str) -> Column {
+const fn column(place: &'static str, title: &'static str, targets: &'static [Target]) -> Column {
     Column {
         place,
         title,
         unit: Milliseconds,
-        targets: &[],
+        targets,
     }
 }
 
 /// One run on a fresh bed.
-fn measure(bed: &Bed, programs: &Programs) -> Result<Sample> {
+fn measure(bed: &Bed, lm_bench: &Path) -> Result<Sample> {
     let cores = two_cores();
     let launch = |side: &str, core: usize| {
         let line = format!(
             "pipeline {side} --len {LEN} --pace {PACE} --messages {MESSAGES} --interface {INTERFACE}"
         );
-        Launch::new(programs.path("lm-bench"))
+        Launch::new(lm_bench)
             .args(line.split(' '))
             .core(core)
             .time_limit(LIMIT)

@@ -47,6 +47,8 @@ const TCA_HTB_PARMS: u16 = 1;
 const TCA_HTB_INIT: u16 = 2;
 const TCA_HTB_RATE64: u16 = 6;
 const TCA_HTB_CEIL64: u16 = 7;
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_BURST: u16 = 6;
 const LINKLAYER_ETHERNET: u8 = 1;
 /// Of the scheduler's clock (`PSCHED_SHIFT` in net/pkt_sched.h).
 const TICK_NS: u64 = 64;
@@ -66,7 +68,7 @@ struct HtbInit {
 }
 
 /// `struct tc_ratespec`.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
 #[repr(C)]
 struct RateSpec {
     cell_log: u8,
@@ -88,6 +90,28 @@ struct HtbClass {
     quantum: u32,
     level: u32,
     priority: u32,
+}
+
+/// `struct tc_tbf_qopt`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct TokenBucket {
+    rate: RateSpec,
+    peak_rate: RateSpec,
+    limit: u32,
+    buffer_ticks: u32,
+    longest_len: u32,
+}
+
+fn rate_spec(bytes_per_second: u64) -> RateSpec {
+    RateSpec {
+        cell_log: 0,
+        link_layer: LINKLAYER_ETHERNET,
+        overhead: WIRE_OVERHEAD_BYTES as u16,
+        cell_align: -1,
+        least_len: 0,
+        bytes_per_second: u32::try_from(bytes_per_second).unwrap_or(u32::MAX),
+    }
 }
 
 /// A root qdisc that is not the kernel's default.
@@ -243,14 +267,7 @@ impl Link {
 
     /// Gives the class a rate in bytes a second on the wire, and makes it if it is not there. What waits in it stays.
     pub(super) fn set_class(&self, bytes_per_second: u64, frame_len: u32) -> Result<(), EthtoolError> {
-        let rate = RateSpec {
-            cell_log: 0,
-            link_layer: LINKLAYER_ETHERNET,
-            overhead: WIRE_OVERHEAD_BYTES as u16,
-            cell_align: -1,
-            least_len: 0,
-            bytes_per_second: u32::try_from(bytes_per_second).unwrap_or(u32::MAX),
-        };
+        let rate = rate_spec(bytes_per_second);
         let burst = BURST_FRAMES * u64::from(frame_len + WIRE_OVERHEAD_BYTES);
         let burst_ns = burst * 1_000_000_000 / bytes_per_second.max(1);
         let buffer_ticks = u32::try_from(burst_ns.div_ceil(TICK_NS)).unwrap_or(u32::MAX);
@@ -273,8 +290,21 @@ impl Link {
         let class = self.message(TcHandle::ROOT.into(), OTHERS, vec![kind, options]);
         self.order(CLASS, &RouteNetlinkMessage::NewTrafficClass(class), NLM_F_CREATE)?;
         let limit = (bytes_per_second / LEAF_PART).clamp(LEAF_BYTES.0, LEAF_BYTES.1) as u32;
-        let options = DefaultNla::new(TCA_OPTIONS, limit.to_ne_bytes().to_vec());
-        let attributes = vec![TcAttribute::Kind("bfifo".into()), TcAttribute::Other(options)];
+        // Its rate holds nothing back. What is longer than its bucket it cuts into frames: a TCP connection that was there before keeps the
+        // `gso_max_segs` that it found.
+        let cutter = TokenBucket {
+            rate: rate_spec(u32::MAX.into()),
+            peak_rate: RateSpec::default(),
+            limit,
+            buffer_ticks: 0,
+            longest_len: 0,
+        };
+        let frame_on_wire = frame_len + WIRE_OVERHEAD_BYTES;
+        let options = TcAttribute::Options(vec![
+            option(TCA_TBF_PARMS, cutter.as_bytes()),
+            option(TCA_TBF_BURST, &frame_on_wire.to_ne_bytes()),
+        ]);
+        let attributes = vec![TcAttribute::Kind("tbf".into()), options];
         let leaf = RouteNetlinkMessage::NewQueueDiscipline(self.message(OTHERS, 0, attributes));
         self.order(LEAF, &leaf, NLM_F_CREATE | NLM_F_REPLACE)
     }

@@ -4,11 +4,12 @@
 //!
 //! ```text
 //! root: HTB 4c4d:    ─┬─ marked EF (DSCP 46): unshaped, before all others
-//!                     └─ class 4c4d:2: the rate of Shaping::set_rate, two frames at once; waits in a bfifo of 50 ms
+//!                     └─ class 4c4d:2: the rate of Shaping::set_rate, two frames at once; waits in a TBF of 50 ms
 //! ```
 //!
-//! HTB and not TBF: a change of rate leaves its tokens alone, and a change of TBF's fills its bucket. It passes a TCP packet of many segments
-//! whole, so these are bounded to two (`gso_max_segs`), and a card does not cut them itself (TSO).
+//! HTB and not TBF keeps the rate: a change leaves its tokens alone, and a change of TBF's fills its bucket. It passes a TCP packet of many
+//! segments whole, so these are bounded to two (`gso_max_segs`), and a card does not cut them itself (TSO). A connection that was there before
+//! knows nothing of that: its packets are cut by the TBF in which they wait, which is as fast as a TBF can be and holds nothing back.
 //!
 //! Whatever is changed is written down in `/run/lm/shaping` first and undone when the [`Shaping`] is dropped; after a crash, by the next
 //! [`Shaping::apply`] or [`Shaping::recover`] for the same interface. A root qdisc that somebody set is left alone, or, if asked, replaced and
