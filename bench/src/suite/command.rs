@@ -100,17 +100,18 @@ fn netpipe() -> Vec<u64> {
     sizes
 }
 
-/// The systems of these names that this program was built with.
-fn entries(names: &[&str]) -> Result<Vec<Entry>, Failure> {
+/// The systems of these names that this program was built with, or that are frozen.
+fn entries(names: &[&str], frozen: &[Entry]) -> Result<Vec<Entry>, Failure> {
     if names.contains(&"all") {
         return Ok(catalogue::ALL.to_vec());
     }
+    let known = || catalogue::known().copied().chain(frozen.iter().copied());
     let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
     (names.iter().filter(|name| !is_left_out(name)))
         .map(|name| {
-            let found = catalogue::known().find(|entry| entry.id == *name);
-            found.copied().ok_or_else(|| {
-                let known: Vec<_> = catalogue::known().map(|entry| entry.id).collect();
+            let found = known().find(|entry| entry.id == *name);
+            found.ok_or_else(|| {
+                let known: Vec<_> = known().map(|entry| entry.id).collect();
                 Failure::usage(format!(
                     "no system is called {name}; there are {}",
                     known.join(", ")
@@ -130,8 +131,12 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         [] => command.systems().to_vec(),
         names => names.iter().map(String::as_str).collect(),
     };
-    let mut entries = entries(&asked)?;
-    entries.extend(args.frozen.iter().map(|one| catalogue::frozen(&one.name)));
+    let frozen: Vec<Entry> = (args.frozen.iter())
+        .map(|one| catalogue::frozen(&one.name))
+        .collect();
+    let mut entries = entries(&asked, &frozen)?;
+    let unnamed = frozen.into_iter().filter(|one| !asked.contains(&one.id));
+    entries.extend(unnamed);
     let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
@@ -520,11 +525,14 @@ mod tests {
 
     #[test]
     fn unknown_systems_are_refused_with_the_known_ones() {
-        let failure = entries(&["lm", "rdma"]).unwrap_err();
+        let failure = entries(&["lm", "rdma"], &[]).unwrap_err();
         assert!(
             failure.text.contains("rdma") && failure.text.contains("tcp-zerocopy"),
             "{failure}"
         );
-        assert_eq!(entries(&["all"]).unwrap().len(), catalogue::ALL.len());
+        assert_eq!(entries(&["all"], &[]).unwrap().len(), catalogue::ALL.len());
+        let frozen = [catalogue::frozen("v1")];
+        assert_eq!(entries(&["lm@v1"], &frozen).unwrap()[0].id, "lm@v1");
+        assert!(entries(&["lm@v2"], &frozen).is_err());
     }
 }
