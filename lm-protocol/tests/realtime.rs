@@ -75,7 +75,97 @@ fn what_lies_outside_its_message_is_refused() {
     assert_eq!(read([1, 2, 0], &tail), Err(LmError::Length), "no such clock");
 }
 
+/// A fragment of a message of `0, 1, 2, …`, as it would be cut into pieces of `stride` bytes.
+fn fragment(message: &[u8], stride: usize, index: usize) -> RealTimePacket<'_> {
+    let offset = index * stride;
+    RealTimePacket {
+        message: 1,
+        index: index as u16,
+        count: message.len().div_ceil(stride) as u16,
+        deadline: None,
+        sent_at: Time::ZERO,
+        message_len: message.len() as u32,
+        offset: offset as u32,
+        port: 1,
+        priority: 0,
+        clock: Clock::Host,
+        payload: &message[offset..message.len().min(offset + stride)],
+    }
+}
+
+#[test]
+fn fragments_lie_one_behind_the_other() {
+    let message = [0; 100];
+    for stride in 1..100 {
+        for index in 0..100_usize.div_ceil(stride) {
+            let packet = fragment(&message, stride, index);
+            assert_eq!(packet.stride(), Some(stride as u32), "{packet:?}");
+            let moved = [
+                RealTimePacket {
+                    offset: packet.offset.wrapping_add(1),
+                    ..packet
+                },
+                RealTimePacket {
+                    offset: packet.offset.wrapping_sub(1),
+                    ..packet
+                },
+            ];
+            for other in moved {
+                assert_eq!(other.stride(), None, "{other:?}");
+            }
+            let longer = RealTimePacket {
+                message_len: 100 + stride as u32,
+                ..packet
+            };
+            assert_eq!(longer.stride(), None, "{longer:?}");
+        }
+    }
+    assert_eq!(fragment(&message, 100, 0).stride(), None, "all of it");
+    // Nothing would be left for the last one.
+    let none_left = RealTimePacket {
+        message_len: 90,
+        ..fragment(&message, 10, 3)
+    };
+    assert_eq!(none_left.stride(), None);
+    let limits = RealTimePacket {
+        index: 65_534,
+        count: u16::MAX,
+        offset: u32::MAX,
+        message_len: u32::MAX,
+        payload: &[],
+        ..none_left
+    };
+    assert_eq!(limits.stride(), None);
+}
+
 proptest! {
+    /// Whatever fragments say, those of one shape have places of their own, inside their message.
+    #[test]
+    fn fragments_of_one_shape_do_not_overlap(
+        message_len in 1..300u32,
+        count in 1..20u16,
+        many in proptest::collection::vec((0..20u16, 0..300u32, 0..40usize), 2..60),
+    ) {
+        let bytes = [0; 40];
+        let mut places = std::collections::BTreeMap::new();
+        for (index, offset, len) in many {
+            let packet = RealTimePacket {
+                index,
+                count,
+                message_len,
+                offset,
+                payload: &bytes[..len],
+                ..fragment(&bytes, 40, 0)
+            };
+            let bytes = [packet.payload, &packet.tail()].concat();
+            let Ok(packet) = RealTimePacket::read(packet.words(), &bytes) else { continue };
+            let Some(stride) = packet.stride() else { continue };
+            let place = (packet.offset, packet.payload.len());
+            prop_assert_eq!(*places.entry((stride, packet.index)).or_insert(place), place);
+            let end = u32::from(packet.index + 1) * stride;
+            prop_assert_eq!(packet.offset + packet.payload.len() as u32, end.min(message_len));
+        }
+    }
     #[test]
     fn packets_are_read_as_they_were_written(
         message: u32,

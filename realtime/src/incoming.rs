@@ -1,6 +1,5 @@
 //! A flow at its receiver: what came, what was late, what did not come, and when to say so.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use lm_protocol::serial;
@@ -10,7 +9,7 @@ use lm_protocol::wire::lm::{RealTimePacket, RtReport};
 /// Reports leave so often while packets come.
 const REPORT_PERIOD: Duration = Duration::from_millis(5);
 /// The least delay is that of the last ten seconds: clocks that drift apart by 100 ppm differ by a millisecond then.
-const LEAST_WINDOW: Duration = Duration::from_secs(10);
+const LEAST_SECONDS: usize = 10;
 
 /// What is to be done with a message that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,24 +27,21 @@ pub(crate) enum Arrival {
     Overtaken,
 }
 
-/// The least of what came in the last ten seconds.
+/// The least of what came in the last ten seconds, by second.
 #[derive(Debug, Default)]
-struct Least(VecDeque<(Time, i128)>);
+struct Least([Option<(u64, i128)>; LEAST_SECONDS]);
 
 impl Least {
     fn of(&mut self, value: i128, now: Time) -> i128 {
-        while self.0.back().is_some_and(|(_, last)| *last >= value) {
-            self.0.pop_back();
-        }
-        self.0.push_back((now, value));
-        while self
-            .0
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) > LEAST_WINDOW)
-        {
-            self.0.pop_front();
-        }
-        self.0.front().map_or(value, |(_, least)| *least)
+        let second = now.as_nanos() / 1_000_000_000;
+        let is_recent = |known: u64| second.saturating_sub(known) < LEAST_SECONDS as u64;
+        let here = &mut self.0[second as usize % LEAST_SECONDS];
+        *here = match here {
+            Some((known, least)) if *known == second => Some((second, value.min(*least))),
+            _ => Some((second, value)),
+        };
+        let recent = self.0.iter().flatten().filter(|(known, _)| is_recent(*known));
+        recent.map(|(_, least)| *least).min().unwrap_or(value)
     }
 }
 
@@ -57,6 +53,9 @@ pub(crate) struct Incoming {
     whole: u32,
     late: u32,
     lost: u32,
+    /// Of these, those behind the last whole message, and those that nobody has asked for yet.
+    lost_since: u32,
+    lost_new: u32,
     least: Least,
     delay_max: Duration,
     /// When the newest message was sent, as its sender said, and when it came.
@@ -76,6 +75,8 @@ impl Incoming {
             whole: 0,
             late: 0,
             lost: 0,
+            lost_since: 0,
+            lost_new: 0,
             least: Least::default(),
             delay_max: Duration::ZERO,
             sent_at: Time::ZERO,
@@ -93,8 +94,7 @@ impl Incoming {
         host_now: Time,
         now: Time,
     ) -> Arrival {
-        let ahead = serial::distance(self.newest, packet.message);
-        if ahead <= 0 {
+        if self.has_overtaken(packet.message) {
             return Arrival::Overtaken;
         }
         let on_the_way = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
@@ -106,19 +106,52 @@ impl Incoming {
             false => delay,
         };
         let late = packet.deadline.is_some_and(|deadline| age > deadline);
-        let lost = ahead as u32 - 1;
-        self.newest = packet.message;
+        self.advance_to(packet.message, now);
+        let lost = std::mem::take(&mut self.lost_since);
         self.whole = self.whole.wrapping_add(1);
         self.late = self.late.wrapping_add(u32::from(late));
-        self.lost = self.lost.wrapping_add(lost);
         self.delay_max = self.delay_max.max(delay);
         (self.sent_at, self.came_at) = (packet.sent_at, now);
-        let due = match lost {
-            0 => self.reported_at + REPORT_PERIOD,
-            _ => now,
-        };
-        self.due = Some(self.due.map_or(due, |before| before.min(due)).max(now));
+        self.report_by(self.reported_at + REPORT_PERIOD, now);
         Arrival::Whole { late, lost, delay }
+    }
+
+    /// Whether a newer message has come, or is not waited for any more.
+    pub(crate) fn has_overtaken(&self, message: u32) -> bool {
+        serial::distance(self.newest, message) <= 0
+    }
+
+    /// Neither this message nor one before it is waited for any more.
+    pub(crate) fn give_up(&mut self, message: u32, now: Time) {
+        if !self.has_overtaken(message) {
+            self.advance_to(message, now);
+            self.lose(1, now);
+        }
+    }
+
+    /// Those between are lost.
+    fn advance_to(&mut self, message: u32, now: Time) {
+        let ahead = serial::distance(self.newest, message) as u32; // positive
+        self.newest = message;
+        self.lose(ahead - 1, now);
+    }
+
+    fn lose(&mut self, count: u32, now: Time) {
+        if count > 0 {
+            self.lost = self.lost.wrapping_add(count);
+            self.lost_since = self.lost_since.saturating_add(count);
+            self.lost_new = self.lost_new.saturating_add(count);
+            self.report_by(now, now);
+        }
+    }
+
+    fn report_by(&mut self, due: Time, now: Time) {
+        self.due = Some(self.due.map_or(due, |before| before.min(due)).max(now));
+    }
+
+    /// How many are lost that were not before this was asked last.
+    pub(crate) fn newly_lost(&mut self) -> u32 {
+        std::mem::take(&mut self.lost_new)
     }
 
     /// When its report is due.
@@ -214,6 +247,27 @@ mod tests {
             whole(true, 0, 900)
         );
         assert_eq!(incoming.report(at(9000)).map(|report| report.late), Some(1));
+    }
+
+    #[test]
+    fn what_is_given_up_is_lost_once() {
+        let mut incoming = Incoming::new(&packet(5, 0), at(0));
+        assert_eq!(incoming.newly_lost(), 0);
+        incoming.give_up(6, at(10));
+        assert_eq!((incoming.newly_lost(), incoming.due()), (2, Some(at(10))));
+        incoming.give_up(5, at(11));
+        incoming.give_up(6, at(11));
+        assert_eq!(
+            incoming.came(&packet(6, 0), true, at(12), at(12)),
+            Arrival::Overtaken
+        );
+        assert_eq!(incoming.newly_lost(), 0);
+        let report = incoming.report(at(12)).expect("at once");
+        assert_eq!((report.newest, report.whole, report.lost), (6, 0, 2));
+        // The application hears of all of them with the next message that comes.
+        let arrival = incoming.came(&packet(9, 100), true, at(110), at(110));
+        assert!(matches!(arrival, Arrival::Whole { lost: 4, .. }), "{arrival:?}");
+        assert_eq!(incoming.newly_lost(), 2);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Built on an endpoint's extension points alone: packets leave by a [`Flow`](lm_dataplane::Flow), ahead of messages, and come to a
 //! [`Handler`](lm_dataplane::Handler); reports go back the same way, and a [`Shaper`](lm_dataplane::Shaper) asks the smoother for
-//! everything that is not real-time. What the kernel sends on the interface gets what that leaves ([`RealTime::hold_kernel`]).
+//! everything that is not real-time. A message of several packets is put together in a block of its socket ([`Blocks`]), one of one packet stays
+//! where it came in. What the kernel sends on the interface gets what that leaves ([`RealTime::hold_kernel`]).
 //!
 //! ```no_run
 //! use std::num::NonZeroU64;
@@ -27,15 +28,20 @@
 //! # }
 //! ```
 
+mod assembling;
 mod incoming;
 mod kernel;
 mod outgoing;
+#[expect(unsafe_code, reason = "blocks are parts of one mapping, which is locked")]
+mod pool;
 mod receiving;
 mod sending;
 mod socket;
+mod statistics;
 
 pub use lm_cards::{Foreign, Traffic};
+pub use pool::Blocks;
 pub use socket::{
-    Info, OpenError, RealTime, RtMessage, RtSocket, SendError, SendOptions, SocketConfig, Statistics,
-    monotonic,
+    Info, OpenError, RealTime, RtMessage, RtSocket, SendError, SendOptions, SocketConfig, monotonic,
 };
+pub use statistics::Statistics;

@@ -1,7 +1,5 @@
 //! Messages that wait to leave: by priority, then by deadline, then in the order in which they came.
 
-use std::collections::BTreeMap;
-
 use lm_protocol::time::Time;
 
 /// Where a message stands: lower ones leave first.
@@ -23,12 +21,11 @@ pub(crate) enum Next<T> {
     Late(T),
 }
 
-/// Messages that wait, at most so many.
+/// Messages that wait, at most so many. All memory is taken at the start.
 #[derive(Debug)]
 pub(crate) struct Outgoing<T> {
-    waiting: BTreeMap<Place, T>,
-    /// Place of each, in the order in which they came.
-    order: BTreeMap<u64, Place>,
+    /// The next one is the last.
+    waiting: Vec<(Place, T)>,
     next: u64,
     keep: usize,
 }
@@ -38,22 +35,22 @@ const NEVER: Time = Time::from_nanos(u64::MAX);
 impl<T> Outgoing<T> {
     /// Keeps the last `keep` messages (DDS: HISTORY), at least one.
     pub(crate) fn new(keep: usize) -> Outgoing<T> {
+        let keep = keep.max(1);
         Outgoing {
-            waiting: BTreeMap::new(),
-            order: BTreeMap::new(),
+            waiting: Vec::with_capacity(keep),
             next: 0,
-            keep: keep.max(1),
+            keep,
         }
     }
 
     /// One more message; gives the oldest back if there were as many as are kept.
     pub(crate) fn push(&mut self, priority: u8, deadline: Option<Time>, message: T) -> Option<T> {
-        let superseded = match self.order.len() < self.keep {
+        let superseded = match self.waiting.len() < self.keep {
             true => None,
-            false => self
-                .order
-                .pop_first()
-                .and_then(|(_, place)| self.waiting.remove(&place)),
+            false => {
+                let oldest = (0..self.keep).min_by_key(|at| self.waiting[*at].0.number);
+                oldest.map(|at| self.waiting.remove(at).1)
+            }
         };
         let place = Place {
             rank: 7 - priority.min(7),
@@ -61,15 +58,14 @@ impl<T> Outgoing<T> {
             number: self.next,
         };
         self.next += 1;
-        self.order.insert(place.number, place);
-        self.waiting.insert(place, message);
+        let at = self.waiting.partition_point(|(other, _)| *other > place);
+        self.waiting.insert(at, (place, message));
         superseded
     }
 
     /// The next message, and whether it may still leave (`SO_TXTIME`'s deadline mode).
     pub(crate) fn pop(&mut self, now: Time) -> Option<Next<T>> {
-        let (place, message) = self.waiting.pop_first()?;
-        self.order.remove(&place.number);
+        let (place, message) = self.waiting.pop()?;
         Some(match place.deadline < now {
             true => Next::Late(message),
             false => Next::Send(message),

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use lm_dataplane::{Arrived, Handler, PeerId, Replies};
+use lm_dataplane::{Arrived, Handler, Replies};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, RealTimePacket, TYPE_RT_REPORT};
 
+use crate::assembling::{FlowKey, Put};
 use crate::incoming::{Arrival, Incoming};
-use crate::socket::{Hub, Info, RtMessage, locked};
+use crate::socket::{Bytes, Hub, Info, Queues, RtMessage, locked};
 
 /// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
 const FLOWS_MAX: usize = 16;
@@ -24,7 +25,11 @@ struct Known {
 /// Takes the messages of all sockets of an endpoint.
 pub(crate) struct Receiving {
     hub: Arc<Hub>,
-    flows: BTreeMap<(PeerId, u64), Known>,
+    flows: BTreeMap<FlowKey, Known>,
+    /// No message is given up before.
+    gives_up: Option<Time>,
+    /// When a fragment came last.
+    fragment_at: Option<Time>,
 }
 
 impl Receiving {
@@ -32,11 +37,13 @@ impl Receiving {
         Receiving {
             hub,
             flows: BTreeMap::new(),
+            gives_up: None,
+            fragment_at: None,
         }
     }
 
     /// The flow, which is new perhaps.
-    fn flow(&mut self, id: (PeerId, u64), packet: &RealTimePacket<'_>, now: Time) -> &mut Known {
+    fn flow(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> &mut Incoming {
         if !self.flows.contains_key(&id) {
             let of_peer = || self.flows.iter().filter(|((peer, _), _)| *peer == id.0);
             if of_peer().count() >= FLOWS_MAX
@@ -45,40 +52,88 @@ impl Receiving {
                 self.flows.remove(&oldest);
             }
         }
-        self.flows.entry(id).or_insert_with(|| Known {
+        let known = self.flows.entry(id).or_insert_with(|| Known {
             incoming: Incoming::new(packet, now),
             heard: now,
-        })
+        });
+        known.heard = now;
+        &mut known.incoming
+    }
+
+    /// Gives messages up of which nothing came for too long. After a round that brought fragments their others may wait at the device: this
+    /// program was late perhaps, and not they.
+    fn give_up(&mut self, now: Time) {
+        if self.gives_up.is_none_or(|at| at >= now) || self.fragment_at == Some(now) {
+            return;
+        }
+        let hub = Arc::clone(&self.hub);
+        let mut sockets = locked(&hub.sockets);
+        for receiver in sockets.values_mut() {
+            while let Some((flow, message)) = receiver.assembling.give_up(now) {
+                receiver.assembling.forget(flow, message);
+                if let Some(known) = self.flows.get_mut(&flow) {
+                    known.incoming.give_up(message, now);
+                    receiver.queues.lost(&mut known.incoming);
+                }
+            }
+        }
+        let due = sockets.values().filter_map(|receiver| receiver.assembling.due());
+        self.gives_up = due.min();
+    }
+}
+
+impl Queues {
+    fn lost(&self, incoming: &mut Incoming) {
+        let lost = incoming.newly_lost();
+        self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
     }
 }
 
 impl Handler for Receiving {
     fn packet(&mut self, arrived: Arrived<'_>, now: Time, _: &mut Replies) {
         let hub = Arc::clone(&self.hub);
-        let packet = match RealTimePacket::read(arrived.words(), arrived.payload()) {
-            Ok(packet) if packet.count == 1 => packet,
+        let count = |count: &AtomicU64| {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        let refuse = || count(&hub.refused_packets);
+        let Ok(packet) = RealTimePacket::read(arrived.words(), arrived.payload()) else {
+            return refuse();
+        };
+        let mut sockets = locked(&hub.sockets);
+        let Some(receiver) = sockets.get_mut(&packet.port) else {
+            return refuse();
+        };
+        let (queues, assembling) = (&receiver.queues, &mut receiver.assembling);
+        let host_now = (hub.clock)();
+        let id = (arrived.from(), arrived.key());
+        let incoming = self.flow(id, &packet, now);
+        if incoming.has_overtaken(packet.message) {
+            return count(&queues.counts.overtaken);
+        }
+        let block = match packet.count {
+            1 => None,
             _ => {
-                hub.refused_packets.fetch_add(1, Ordering::Relaxed);
-                return;
+                let put = assembling.put(id, &packet, now);
+                self.fragment_at = Some(now);
+                self.gives_up = assembling.due().into_iter().chain(self.gives_up).min();
+                match put {
+                    Put::Whole(block) => Some(block),
+                    Put::Part => return,
+                    Put::Twice => return count(&queues.counts.overtaken),
+                    Put::NoBlock => return count(&queues.counts.no_block),
+                    Put::Refused => return refuse(),
+                }
             }
         };
-        let sockets = locked(&hub.sockets);
-        let Some(queues) = sockets.get(&packet.port) else {
-            hub.refused_packets.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        let host_now = (hub.clock)();
-        let known = self.flow((arrived.from(), arrived.key()), &packet, now);
-        known.heard = now;
+        let incoming = self.flow(id, &packet, now);
         // Of the host's clock: it is ours where the sender is declared to be of this host.
         let is_one_clock = packet.clock != Clock::Host || queues.same_host;
-        let arrival = known.incoming.came(&packet, is_one_clock, host_now, now);
-        let Arrival::Whole { late, lost, delay } = arrival else {
-            queues.counts.overtaken.fetch_add(1, Ordering::Relaxed);
-            return;
+        let Arrival::Whole { late, lost, delay } = incoming.came(&packet, is_one_clock, host_now, now) else {
+            return count(&queues.counts.overtaken);
         };
-        queues.counts.whole.fetch_add(1, Ordering::Relaxed);
-        queues.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
+        queues.lost(incoming);
+        assembling.forget(id, packet.message);
+        count(&queues.counts.whole);
         queues.counts.late.fetch_add(late.into(), Ordering::Relaxed);
         if late && queues.drops_late {
             return;
@@ -94,18 +149,27 @@ impl Handler for Receiving {
             late,
         };
         let len = packet.payload.len();
-        match arrived.keep() {
-            Some(message) => queues.deliver(RtMessage { message, len, info }),
-            None => drop(queues.counts.superseded_here.fetch_add(1, Ordering::Relaxed)),
+        let bytes = match block {
+            Some(block) => {
+                let len = block.bytes().len() as u64;
+                queues.counts.copied_bytes.fetch_add(len, Ordering::Relaxed);
+                Some(Bytes::Block(block))
+            }
+            None => arrived.keep().map(|message| Bytes::Frame(message, len)),
+        };
+        match bytes {
+            Some(bytes) => queues.deliver(RtMessage { bytes, info }),
+            None => count(&queues.counts.superseded_here),
         }
     }
 
     fn due(&self) -> Option<Time> {
-        let due = self.flows.values().filter_map(|known| known.incoming.due());
-        due.min()
+        let reports = self.flows.values().filter_map(|known| known.incoming.due());
+        reports.chain(self.gives_up).min()
     }
 
     fn tick(&mut self, now: Time, replies: &mut Replies) {
+        self.give_up(now);
         for ((peer, key), known) in &mut self.flows {
             if let Some(report) = known.incoming.report(now) {
                 let (words, bytes) = report.write();

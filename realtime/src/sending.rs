@@ -19,6 +19,9 @@ pub(crate) struct Leaving {
     pub(crate) queues: Arc<Queues>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) outgoing: Outgoing<Order>,
+    /// A message of which some fragments have left: the others follow before any other message, so that a receiver that has a newer one need
+    /// not wait for it.
+    pub(crate) begun: Option<Begun>,
     pub(crate) flow: Arc<Sent>,
     /// The endpoint's data port, which digests are about.
     pub(crate) from: SocketAddrV4,
@@ -27,11 +30,20 @@ pub(crate) struct Leaving {
     pub(crate) free: VecDeque<u32>,
 }
 
+/// A message on its way out.
+pub(crate) struct Begun {
+    order: Order,
+    number: u32,
+    count: u16,
+    /// The next fragment.
+    index: u16,
+}
+
 /// What was sent of a flow, and what its receiver says of it.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) key: u64,
-    /// Messages sent: the number of the next one.
+    /// Messages of which something left: the number of the next one.
     next: AtomicU32,
     whole: AtomicU32,
     lost: AtomicU32,
@@ -77,29 +89,54 @@ impl Sent {
 impl Leaving {
     fn take_orders(&mut self) {
         while let Some(order) = self.queues.orders.pop() {
-            let superseded = self.outgoing.push(order.priority, order.deadline, order);
-            if let Some(order) = superseded {
+            if self
+                .outgoing
+                .push(order.priority, order.deadline, order)
+                .is_some()
+            {
                 self.queues.counts.superseded.fetch_add(1, Ordering::Relaxed);
-                self.queues.give_back(order.payload);
             }
         }
     }
 
-    /// Writes a message into a frame, and puts it on the ring.
-    fn put(&mut self, order: &Order, frame: u32, out: &mut TxBatch<'_>) -> bool {
-        let number = self.flow.next.load(Ordering::Relaxed);
+    /// The next message that may leave, from its first fragment on.
+    fn begin(&mut self, now: Time) -> Option<Begun> {
+        loop {
+            let order = match self.outgoing.pop(now)? {
+                Next::Send(order) => order,
+                Next::Late(_) => {
+                    self.queues.counts.late_unsent.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+            };
+            let fragments = order.payload.bytes().len().div_ceil(self.hub.packet_payload_max);
+            let number = self.flow.next.fetch_add(1, Ordering::Relaxed);
+            return Some(Begun {
+                order,
+                number,
+                count: fragments.max(1) as u16, // of the longest message some fifty
+                index: 0,
+            });
+        }
+    }
+
+    /// Writes a fragment into a frame, and puts it on the ring.
+    fn put(&self, begun: &Begun, frame: u32, out: &mut TxBatch<'_>) -> bool {
+        let (order, stride) = (&begun.order, self.hub.packet_payload_max);
+        let message = order.payload.bytes();
+        let offset = usize::from(begun.index) * stride;
         let packet = RealTimePacket {
-            message: number,
-            index: 0,
-            count: 1,
+            message: begun.number,
+            index: begun.index,
+            count: begun.count,
             deadline: order.deadline.map(|deadline| deadline.since(order.sent_at)),
             sent_at: order.sent_at,
-            message_len: order.payload.len() as u32,
-            offset: 0,
+            message_len: message.len() as u32,
+            offset: offset as u32,
             port: self.port,
             priority: order.priority,
             clock: Clock::Host,
-            payload: &order.payload,
+            payload: &message[offset..message.len().min(offset + stride)],
         };
         let header = LmHeader::Extension {
             packet_type: TYPE_REALTIME,
@@ -118,11 +155,7 @@ impl Leaving {
         let trailer = Trailer::new(&header, &rest[..len], self.from);
         let trailer = trailer.as_bytes();
         rest[len..len + trailer.len()].copy_from_slice(trailer);
-        let put = out.put(frame, head.len() + len + trailer.len(), frame.into());
-        if put {
-            self.flow.next.store(number.wrapping_add(1), Ordering::Relaxed);
-        }
-        put
+        out.put(frame, head.len() + len + trailer.len(), frame.into())
     }
 }
 
@@ -131,27 +164,26 @@ impl Flow for Leaving {
         self.take_orders();
         let now = (self.hub.clock)();
         while out.room() > 0 && !self.free.is_empty() {
-            match self.outgoing.pop(now) {
-                None => break,
-                Some(Next::Late(order)) => {
-                    self.queues.counts.late_unsent.fetch_add(1, Ordering::Relaxed);
-                    self.queues.give_back(order.payload);
-                }
-                Some(Next::Send(order)) => {
-                    let frame = self.free.pop_front().expect("there is one");
-                    match self.put(&order, frame, out) {
-                        true => self.queues.counts.sent.fetch_add(1, Ordering::Relaxed),
-                        // No room in a packet: the socket asked how much there is.
-                        false => self.queues.counts.unsent.fetch_add(1, Ordering::Relaxed),
-                    };
-                    self.queues.give_back(order.payload);
-                }
+            let Some(mut begun) = self.begun.take().or_else(|| self.begin(now)) else {
+                break;
+            };
+            let frame = self.free.pop_front().expect("there is one");
+            if !self.put(&begun, frame, out) {
+                // No frame for it: the socket asked how much fits one.
+                self.free.push_front(frame);
+                self.queues.counts.unsent.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            begun.index += 1;
+            match begun.index < begun.count {
+                true => self.begun = Some(begun),
+                false => drop(self.queues.counts.sent.fetch_add(1, Ordering::Relaxed)),
             }
         }
     }
 
     fn departs(&self) -> Option<Time> {
-        let waits = !self.outgoing.is_empty() || !self.queues.orders.is_empty();
+        let waits = self.begun.is_some() || !self.outgoing.is_empty() || !self.queues.orders.is_empty();
         (waits && !self.free.is_empty()).then_some(Time::ZERO)
     }
 

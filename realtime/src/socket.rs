@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +17,13 @@ use lm_protocol::smoother::{Parameters, ParametersError, Smoother};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, RealTimePacket, TYPE_REALTIME, TYPE_RT_REPORT};
 
+use crate::assembling::Assembling;
 use crate::kernel::{Departures, Follower, Kernel};
 use crate::outgoing::Outgoing;
+use crate::pool::{Block, Blocks, Pool};
 use crate::receiving::Receiving;
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
+use crate::statistics::{Counts, Statistics};
 
 /// The host's monotonic time, as all programs of one host have it.
 pub fn monotonic() -> Time {
@@ -50,8 +54,10 @@ pub(crate) struct Hub {
     left: [AtomicU64; 2],
     others_wait: AtomicBool,
     kernel: Mutex<Kernel>,
+    /// Most bytes of a message in one packet.
+    pub(crate) packet_payload_max: usize,
     /// Receiving sockets by their numbers, and flows that are sent. Locked in the endpoint's rounds, and where sockets open and close.
-    pub(crate) sockets: Mutex<BTreeMap<u16, Arc<Queues>>>,
+    pub(crate) sockets: Mutex<BTreeMap<u16, Receiver>>,
     pub(crate) flows: Mutex<Vec<(PeerId, Arc<Sent>)>>,
     pub(crate) refused_packets: AtomicU64,
     pub(crate) refused_reports: AtomicU64,
@@ -121,10 +127,17 @@ impl Hub {
     }
 }
 
+/// A socket as its endpoint's rounds see it.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) assembling: Assembling,
+}
+
 /// A message on its way from the socket to the endpoint.
 #[derive(Debug)]
 pub(crate) struct Order {
-    pub(crate) payload: Vec<u8>,
+    pub(crate) payload: Block,
     pub(crate) priority: u8,
     pub(crate) deadline: Option<Time>,
     pub(crate) sent_at: Time,
@@ -134,7 +147,6 @@ pub(crate) struct Order {
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(crate) orders: ArrayQueue<Order>,
-    free: ArrayQueue<Vec<u8>>,
     arrived: ArrayQueue<RtMessage>,
     pub(crate) counts: Counts,
     pub(crate) drops_late: bool,
@@ -142,60 +154,12 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn give_back(&self, mut payload: Vec<u8>) {
-        payload.clear();
-        // There is room for all that were made.
-        let _ = self.free.push(payload);
-    }
-
     /// Keeps the last messages: the oldest gives way.
     pub(crate) fn deliver(&self, message: RtMessage) {
         if self.arrived.force_push(message).is_some() {
             self.counts.superseded_here.fetch_add(1, Ordering::Relaxed);
         }
     }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) sent: AtomicU64,
-    pub(crate) unsent: AtomicU64,
-    pub(crate) late_unsent: AtomicU64,
-    pub(crate) superseded: AtomicU64,
-    pub(crate) whole: AtomicU64,
-    pub(crate) lost: AtomicU64,
-    pub(crate) late: AtomicU64,
-    pub(crate) overtaken: AtomicU64,
-    pub(crate) superseded_here: AtomicU64,
-}
-
-/// What a socket has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Messages that left.
-    pub sent: u64,
-    /// Messages whose deadline passed before they left.
-    pub late_unsent: u64,
-    /// Messages that gave way to newer ones before they left.
-    pub superseded: u64,
-    /// Of the messages that left, how many came, and how many did not, as far as their receiver said. Sums of 32 bits, which wrap.
-    pub reported_whole: u32,
-    /// As `reported_whole`.
-    pub reported_lost: u32,
-    /// Messages that came.
-    pub whole: u64,
-    /// Messages that did not come, by the gaps in their numbers.
-    pub lost: u64,
-    /// Messages that came behind their deadline.
-    pub late: u64,
-    /// Packets that came twice, or behind a newer message.
-    pub overtaken: u64,
-    /// Messages that came and gave way to newer ones before they were received here.
-    pub superseded_here: u64,
-    /// Packets for no socket here, or that no socket understands: of the whole endpoint.
-    pub refused_packets: u64,
-    /// Reports that cannot be true, or of no flow: of the whole endpoint.
-    pub refused_reports: u64,
 }
 
 /// How a socket is opened.
@@ -205,6 +169,8 @@ pub struct SocketConfig {
     pub keep: usize,
     /// Frames and descriptors that nothing else takes.
     pub frames: u32,
+    /// Blocks for messages of several packets: at least [`keep`](Self::keep) + 2 of each kind that there are. Without, a message has one packet.
+    pub blocks: Blocks,
     /// Whether messages behind their deadline are dropped when they come. Else they are marked.
     pub drops_late: bool,
     /// Whether all who send here have this host's clock, as programs in its namespaces do. Of others only the delay above the flow's least
@@ -217,6 +183,7 @@ impl Default for SocketConfig {
         SocketConfig {
             keep: 16,
             frames: 16,
+            blocks: Blocks::default(),
             drops_late: true,
             same_host: false,
         }
@@ -242,6 +209,24 @@ pub enum OpenError {
     /// No message could wait, or leave.
     #[error("a real-time socket keeps at least one message and has at least one frame")]
     Empty,
+    /// Blocks of a kind are fewer than messages that may have one.
+    #[error(
+        "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use each has one; ask for \
+         {least}, for none, or keep fewer messages", least = keep + 2
+    )]
+    FewBlocks {
+        /// Pages of such a block.
+        pages: u64,
+        /// How many were asked for.
+        count: u32,
+        /// Messages that the socket keeps.
+        keep: usize,
+    },
+    /// Memory for blocks.
+    #[error(
+        "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or LimitMEMLOCK= of its unit)"
+    )]
+    Blocks(#[source] io::Error),
     /// The endpoint has other handlers for these packets.
     #[error("this endpoint has real time already: {0}")]
     Handler(#[from] HandlerError),
@@ -260,11 +245,15 @@ pub enum SendError {
     /// The socket has no peer.
     #[error("the socket is not connected; connect it first")]
     NotConnected,
-    /// It does not fit a packet.
-    #[error("a real-time message has at most {0} bytes here; send it in parts")]
+    /// There is no block for it, and it does not fit a packet.
+    #[error(
+        "a real-time message has at most {0} bytes here; open the socket with longer blocks, or send it in parts"
+    )]
     TooLong(usize),
-    /// The endpoint was not polled since so many messages were sent.
-    #[error("the endpoint does not poll: all buffers of the socket wait for it")]
+    /// So many messages were sent since the endpoint was polled.
+    #[error(
+        "all of the socket's memory for a message of this length waits for the endpoint; poll it, or open the socket with more blocks"
+    )]
     NotPolled,
 }
 
@@ -286,7 +275,9 @@ impl RealTime {
         let smoother = link
             .map(|link| Smoother::new(link, endpoint.status().now()))
             .transpose()?;
+        let mtu = endpoint.status().device().mtu as usize;
         let hub = Arc::new(Hub {
+            packet_payload_max: mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN),
             clock: Box::new(clock),
             smoother: smoother.map(Mutex::new),
             begun: (endpoint.status().now(), Instant::now()),
@@ -334,28 +325,39 @@ impl RealTime {
         Some(running.traffic())
     }
 
-    /// A socket with this number.
+    /// A socket with this number. All memory that its messages will need is taken here, and locked.
     ///
     /// # Errors
-    /// [`OpenError::Taken`], [`OpenError::Empty`].
+    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
     pub fn socket(&self, port: u16, config: &SocketConfig) -> Result<RtSocket, OpenError> {
         if config.keep == 0 || config.frames == 0 {
             return Err(OpenError::Empty);
+        }
+        let keep = config.keep;
+        let few = |(_, count): &(u64, u32)| (*count as usize) < keep.saturating_add(2);
+        if let Some((pages, count)) = config.blocks.counts().find(few) {
+            return Err(OpenError::FewBlocks { pages, count, keep });
         }
         let mut sockets = locked(&self.0.sockets);
         if sockets.contains_key(&port) {
             return Err(OpenError::Taken(port));
         }
-        let buffers = 2 * config.keep;
+        let packet = self.0.packet_payload_max;
+        let out = Pool::new(Some((packet, 2 * keep)), config.blocks).map_err(OpenError::Blocks)?;
+        let blocks: usize = config.blocks.counts().map(|(_, count)| count as usize).sum();
+        let assembling = Assembling::new(Pool::new(None, config.blocks).map_err(OpenError::Blocks)?, blocks);
         let queues = Arc::new(Queues {
-            orders: ArrayQueue::new(buffers),
-            free: ArrayQueue::new(buffers),
+            orders: ArrayQueue::new(2 * keep + blocks),
             arrived: ArrayQueue::new(config.keep),
             counts: Counts::default(),
             drops_late: config.drops_late,
             same_host: config.same_host,
         });
-        sockets.insert(port, Arc::clone(&queues));
+        let receiver = Receiver {
+            queues: Arc::clone(&queues),
+            assembling,
+        };
+        sockets.insert(port, receiver);
         drop(sockets);
         let follower = locked(&self.0.kernel).follow(&self.0);
         Ok(RtSocket {
@@ -364,7 +366,11 @@ impl RealTime {
             queues,
             port,
             config: *config,
-            payload_max: 0,
+            payload_max: config
+                .blocks
+                .longest()
+                .map_or(packet, |longest| longest.max(packet)),
+            out,
             flow: None,
         })
     }
@@ -383,6 +389,8 @@ pub struct RtSocket {
     port: u16,
     config: SocketConfig,
     payload_max: usize,
+    /// Memory for messages until they leave.
+    out: Arc<Pool>,
     flow: Option<(FlowId, PeerId, Arc<Sent>)>,
     /// The last socket takes it along.
     _follower: Option<Arc<Follower>>,
@@ -409,6 +417,7 @@ impl RtSocket {
             queues: Arc::clone(&self.queues),
             hub: Arc::clone(&self.hub),
             outgoing: Outgoing::new(self.config.keep),
+            begun: None,
             flow: Arc::clone(&flow),
             from: endpoint.local(),
             port,
@@ -417,15 +426,6 @@ impl RtSocket {
         self.disconnect(endpoint);
         let id = endpoint.extensions().add_flow(&spec, Box::new(leaving))?;
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
-        let mtu = endpoint.status().device().mtu as usize;
-        self.payload_max = mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN);
-        // All buffers are made here: sending takes none.
-        while self
-            .queues
-            .free
-            .push(Vec::with_capacity(self.payload_max))
-            .is_ok()
-        {}
         self.flow = Some((id, peer, flow));
         Ok(())
     }
@@ -442,7 +442,7 @@ impl RtSocket {
         }
     }
 
-    /// The longest message, in bytes: what one packet holds. 0 before it is connected.
+    /// The longest message, in bytes: what one packet holds, or the longest of the socket's blocks.
     pub fn payload_max(&self) -> usize {
         self.payload_max
     }
@@ -458,16 +458,16 @@ impl RtSocket {
         if payload.len() > self.payload_max {
             return Err(SendError::TooLong(self.payload_max));
         }
-        let mut buffer = self.queues.free.pop().ok_or(SendError::NotPolled)?;
-        buffer.extend_from_slice(payload);
+        let mut block = self.out.take(payload.len()).ok_or(SendError::NotPolled)?;
+        block.bytes_mut().copy_from_slice(payload);
         let sent_at = (self.hub.clock)();
         let order = Order {
-            payload: buffer,
+            payload: block,
             priority: options.priority.min(7),
             deadline: options.deadline.map(|deadline| sent_at + deadline),
             sent_at,
         };
-        // As many have room as there are buffers.
+        // As many have room as there are blocks.
         let _ = self.queues.orders.push(order);
         Ok(())
     }
@@ -479,23 +479,14 @@ impl RtSocket {
 
     /// What it has done so far.
     pub fn statistics(&self) -> Statistics {
-        let counts = &self.queues.counts;
-        // Relaxed: each number is right for itself.
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let flow = self.flow.as_ref().map(|(_, _, flow)| flow);
+        // Relaxed: each number is right for itself.
         Statistics {
-            sent: of(&counts.sent),
-            late_unsent: of(&counts.late_unsent),
-            superseded: of(&counts.superseded),
             reported_whole: flow.map_or(0, |flow| flow.whole()),
             reported_lost: flow.map_or(0, |flow| flow.lost()),
-            whole: of(&counts.whole),
-            lost: of(&counts.lost),
-            late: of(&counts.late),
-            overtaken: of(&counts.overtaken),
-            superseded_here: of(&counts.superseded_here),
-            refused_packets: of(&self.hub.refused_packets),
-            refused_reports: of(&self.hub.refused_reports),
+            refused_packets: self.hub.refused_packets.load(Ordering::Relaxed),
+            refused_reports: self.hub.refused_reports.load(Ordering::Relaxed),
+            ..self.queues.counts.read()
         }
     }
 }
@@ -527,11 +518,19 @@ pub struct Info {
     pub late: bool,
 }
 
-/// A real-time message, where it came in. Its frame goes back when it is dropped.
+/// Where a message lies.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// Where it came in, with so many bytes.
+    Frame(Message, usize),
+    /// Put together.
+    Block(Block),
+}
+
+/// A real-time message: of one packet where it came in, of several in a block of its socket. Its memory goes back when it is dropped.
 #[derive(Debug)]
 pub struct RtMessage {
-    pub(crate) message: Message,
-    pub(crate) len: usize,
+    pub(crate) bytes: Bytes,
     pub(crate) info: Info,
 }
 
@@ -546,6 +545,9 @@ impl Deref for RtMessage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.message[..self.len]
+        match &self.bytes {
+            Bytes::Frame(message, len) => &message[..*len],
+            Bytes::Block(block) => block.bytes(),
+        }
     }
 }

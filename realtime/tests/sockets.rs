@@ -9,8 +9,10 @@ use lm_dataplane::{ConnectOptions, Outcome, PeerId, SendError as MessageError};
 use lm_examples::{Dice, ROUND_NS, World, noise, semantics, small};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{LmHeader, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
-use lm_realtime::{OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
+use lm_protocol::wire::lm::{
+    Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer,
+};
+use lm_realtime::{Blocks, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
 use lm_sim::{Impairments, Semantics};
 
 const PORT: u16 = 5000;
@@ -345,20 +347,8 @@ fn hostile_packets_and_reports_change_nothing() {
             2 => (TYPE_REALTIME, number, words(), noise(number, number as usize)),
             _ => (TYPE_REALTIME, number, [0, 1, 0], vec![0xff; 24]),
         };
-        let header = LmHeader::Extension {
-            packet_type,
-            key,
-            words,
-        };
         let to = usize::from(packet_type == TYPE_REALTIME);
-        let trailer = Trailer::new(&header, &payload, lm_examples::HOSTS[1 - to]);
-        let bytes = [
-            &header.encode(payload.len() as u16)[..],
-            &payload,
-            trailer.as_bytes(),
-        ]
-        .concat();
-        inject(&bed, to, &bytes);
+        inject_typed(&bed, to, (packet_type, key, words), &payload);
         bed.round();
     }
     let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
@@ -375,6 +365,18 @@ fn hostile_packets_and_reports_change_nothing() {
         (1, 0, 100)
     );
     assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
+}
+
+/// A packet of an extension's type for host `to`, from the other one.
+fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32; 3]), payload: &[u8]) {
+    let header = LmHeader::Extension {
+        packet_type,
+        key,
+        words,
+    };
+    let trailer = Trailer::new(&header, payload, lm_examples::HOSTS[1 - to]);
+    let head = header.encode(payload.len() as u16);
+    inject(bed, to, &[&head[..], payload, trailer.as_bytes()].concat());
 }
 
 /// A packet for host `to`, from the other one.
@@ -481,4 +483,425 @@ fn a_thread_of_its_own_sends_and_receives() {
         sent.sent,
         "{receiver:?}"
     );
+}
+
+/// As `exact`, with blocks of every kind.
+fn with_blocks() -> SocketConfig {
+    let count = exact().keep as u32 + 2;
+    SocketConfig {
+        blocks: Blocks {
+            of_1: count,
+            of_4: count,
+            of_8: count,
+            of_16: count,
+        },
+        ..exact()
+    }
+}
+
+/// Messages of up to 47 fragments, which are lost, repeated and overtaken: every byte of those that come is compared, and each of the others
+/// is counted once.
+#[test]
+fn messages_of_many_fragments_come_whole_or_are_counted_as_lost() {
+    let (mut lost, mut whole) = (0, 0);
+    for seed in 0..200 {
+        let semantics = semantics()[seed as usize % 2];
+        let mut bed = Bed::new(semantics, seed, &with_blocks(), None);
+        let most = bed.sockets[0].payload_max();
+        assert_eq!(most, 65_436);
+        let mut dice = Dice(seed);
+        let mut lens: Vec<usize> = (0..40)
+            .map(|_| dice.roll() as usize % (most >> (dice.roll() % 6)))
+            .collect();
+        lens.extend([
+            0, 1, 1416, 1417, 2832, 2833, 3996, 3997, 16_284, 16_285, 32_668, 32_669, most,
+        ]);
+        // Of the last ones nothing is lost, so that all before them are known of.
+        let message = |number: usize| noise(seed << 32 | number as u64, lens[number]);
+        let mut numbers = Vec::new();
+        for number in 0..lens.len() {
+            if number + 3 >= lens.len() {
+                bed.calm();
+            }
+            bed.sockets[0]
+                .send(&message(number), options(0, 0))
+                .expect("polled");
+            for _ in 0..20 + dice.roll() % 20 {
+                bed.round();
+                while let Some(came) = bed.sockets[1].recv() {
+                    let number = came.info().number as usize;
+                    assert!(came[..] == message(number), "seed {seed}: message {number}");
+                    numbers.push((number, came.info().lost));
+                }
+            }
+        }
+        assert!(numbers.is_sorted_by(|a, b| a.0 < b.0), "seed {seed}: {numbers:?}");
+        assert_eq!(
+            numbers.last().expect("some came").0,
+            lens.len() - 1,
+            "seed {seed}"
+        );
+        for pair in numbers.windows(2) {
+            assert_eq!(
+                pair[1].0 - pair[0].0 - 1,
+                pair[1].1 as usize,
+                "seed {seed}: {pair:?}"
+            );
+        }
+        let statistics = bed.sockets[1].statistics();
+        assert_eq!(statistics.whole as usize, numbers.len(), "seed {seed}");
+        let behind_first = lens.len() - numbers[0].0;
+        let among = statistics.whole + statistics.lost;
+        // A first message that did not come whole is known of if a fragment of it came.
+        assert!(
+            (behind_first..=lens.len()).contains(&(among as usize)),
+            "seed {seed}: {statistics:?}"
+        );
+        let of_several = numbers
+            .iter()
+            .map(|(number, _)| lens[*number])
+            .filter(|len| *len > 1416);
+        assert_eq!(
+            statistics.copied_bytes,
+            of_several.map(|len| len as u64).sum::<u64>(),
+            "seed {seed}"
+        );
+        assert_eq!(
+            (statistics.no_block, statistics.refused_packets),
+            (0, 0),
+            "seed {seed}"
+        );
+        assert_eq!(
+            bed.sockets[0].statistics().sent as usize,
+            lens.len(),
+            "seed {seed}"
+        );
+        (lost, whole) = (lost + statistics.lost, whole + statistics.whole);
+    }
+    assert!(lost > 500 && whole > 5000, "{lost} lost, {whole} whole");
+}
+
+/// A message of which a fragment is missing is given up after 2 ms, and what comes of it then begins nothing.
+#[test]
+fn a_message_with_a_gap_is_lost_and_its_block_comes_back() {
+    let config = SocketConfig {
+        keep: 1,
+        blocks: Blocks {
+            of_1: 3,
+            ..Blocks::default()
+        },
+        ..exact()
+    };
+    let mut bed = Bed::new(Semantics::Copy, 10, &config, None);
+    bed.calm();
+    let message = noise(10, 3000);
+    let fragment = |bed: &Bed, number, index: usize| inject_fragment(bed, number, &message, 1000, index);
+    // More messages than there are blocks for, each without its last fragment.
+    for number in 0..12 {
+        fragment(&bed, number, 0);
+        fragment(&bed, number, 1);
+        bed.rounds(if number % 3 == 2 { 110 } else { 1 });
+    }
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!(
+        (statistics.lost, statistics.whole, statistics.no_block),
+        (12, 0, 0),
+        "{statistics:?}"
+    );
+    fragment(&bed, 11, 2);
+    bed.rounds(2);
+    assert_eq!(bed.sockets[1].statistics().overtaken, 1);
+    for index in [2, 0, 0, 1] {
+        fragment(&bed, 12, index);
+    }
+    bed.rounds(2);
+    let came = bed.sockets[1].recv().expect("it is whole");
+    assert!(came[..] == message && came.info().lost == 12, "{:?}", came.info());
+    drop(came);
+    assert_eq!(bed.sockets[1].statistics().overtaken, 2);
+    // A newer one that is whole ends those before it at once.
+    fragment(&bed, 13, 0);
+    fragment(&bed, 14, 0);
+    for index in 0..3 {
+        fragment(&bed, 15, index);
+    }
+    fragment(&bed, 14, 1);
+    bed.rounds(2);
+    assert_eq!(bed.sockets[1].recv().expect("it is whole").info().lost, 2);
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!((statistics.lost, statistics.overtaken), (14, 3));
+}
+
+/// Fragment `index` of a message that is cut into pieces of `stride` bytes.
+fn inject_fragment(bed: &Bed, number: u32, message: &[u8], stride: usize, index: usize) {
+    let at = index * stride;
+    let packet = RealTimePacket {
+        message: number,
+        index: index as u16,
+        count: message.len().div_ceil(stride) as u16,
+        deadline: None,
+        sent_at: bed.world.now(),
+        message_len: message.len() as u32,
+        offset: at as u32,
+        port: PORT,
+        priority: 0,
+        clock: Clock::Host,
+        payload: &message[at..message.len().min(at + stride)],
+    };
+    inject_packet(bed, &packet);
+}
+
+fn inject_packet(bed: &Bed, packet: &RealTimePacket<'_>) {
+    let payload = [packet.payload, &packet.tail()].concat();
+    inject_typed(bed, 1, (TYPE_REALTIME, 7, packet.words()), &payload);
+}
+
+/// Counts, lengths and numbers at their limits, and fragments that contradict others of their message: each is counted once, and the flow's
+/// own messages come all the same.
+#[test]
+fn hostile_fragments_change_nothing() {
+    let mut bed = Bed::new(Semantics::Copy, 11, &with_blocks(), None);
+    bed.calm();
+    let piece = [0x66; 100];
+    let base = RealTimePacket {
+        message: 0,
+        index: 0,
+        count: 3,
+        deadline: None,
+        sent_at: Time::ZERO,
+        message_len: 300,
+        offset: 0,
+        port: PORT,
+        priority: 0,
+        clock: Clock::Host,
+        payload: &piece,
+    };
+    let (most, empty): (u32, &[u8]) = (65_436, &[]);
+    let refused = [
+        RealTimePacket {
+            count: u16::MAX,
+            ..base
+        },
+        RealTimePacket {
+            count: u16::MAX,
+            index: u16::MAX - 1,
+            message_len: u32::MAX,
+            offset: u32::MAX - 100,
+            ..base
+        },
+        RealTimePacket {
+            count: 300,
+            message_len: 30_000,
+            ..base
+        },
+        RealTimePacket { index: 3, ..base },
+        RealTimePacket { index: 1, ..base },
+        RealTimePacket {
+            index: 1,
+            offset: 99,
+            ..base
+        },
+        RealTimePacket {
+            index: 2,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            index: 2,
+            offset: u32::MAX,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 200,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 301,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 0,
+            ..base
+        },
+        RealTimePacket {
+            message_len: u32::MAX,
+            ..base
+        },
+        RealTimePacket {
+            payload: empty,
+            ..base
+        },
+        RealTimePacket { count: 1, ..base },
+        RealTimePacket { count: 0, ..base },
+        RealTimePacket { priority: 8, ..base },
+        RealTimePacket {
+            port: PORT + 1,
+            ..base
+        },
+    ];
+    for packet in &refused {
+        inject_packet(&bed, packet);
+        bed.round();
+    }
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!(statistics.refused_packets, refused.len() as u64, "{statistics:?}");
+    // It fits no block.
+    let longest = RealTimePacket {
+        count: 48,
+        message_len: most + 1,
+        payload: &[1; 1364],
+        ..base
+    };
+    inject_packet(&bed, &longest);
+    bed.round();
+    assert_eq!(bed.sockets[1].statistics().no_block, 1);
+    // One message begins; others say that they are of it.
+    inject_packet(&bed, &base);
+    let others = [
+        RealTimePacket {
+            count: 4,
+            message_len: 400,
+            index: 1,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 299,
+            index: 1,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 101,
+            payload: &[1; 101],
+            message_len: 300,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            sent_at: Time::from_nanos(1),
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            deadline: Some(Duration::from_micros(1)),
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            priority: 1,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            clock: Clock::Tai,
+            ..base
+        },
+    ];
+    for packet in &others {
+        inject_packet(&bed, packet);
+    }
+    for index in [1, 2] {
+        inject_packet(
+            &bed,
+            &RealTimePacket {
+                index,
+                offset: 100 * u32::from(index),
+                ..base
+            },
+        );
+    }
+    bed.rounds(2);
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!(statistics.refused_packets, (refused.len() + others.len()) as u64);
+    assert_eq!(bed.sockets[1].recv().expect("it is whole")[..], [0x66; 300]);
+    // Whatever else is said, blocks come back, and the sender's own messages come.
+    let mut dice = Dice(11);
+    for number in 0..4000 {
+        let count = 2 + dice.roll() as u16 % 60;
+        let stride = 1 + dice.roll() as u32 % 1390;
+        let index = dice.roll() as u16 % count;
+        inject_packet(
+            &bed,
+            &RealTimePacket {
+                message: (dice.roll() as u32) << (dice.roll() % 32),
+                index,
+                count,
+                message_len: u32::from(count - 1) * stride + 1 + dice.roll() as u32 % stride,
+                offset: u32::from(index) * stride,
+                payload: &noise(number, stride as usize),
+                deadline: dice.one_in(2).then(|| Duration::from_micros(u64::from(u32::MAX))),
+                ..base
+            },
+        );
+        bed.round();
+        while bed.sockets[1].recv().is_some() {}
+    }
+    bed.rounds(5100);
+    let own = noise(12, most as usize);
+    bed.sockets[0].send(&own, options(0, 0)).expect("polled");
+    bed.rounds(30);
+    assert!(bed.sockets[1].recv().expect("there is a block again")[..] == own);
+    let all = with_blocks().blocks.of_1 as usize;
+    let held: Vec<_> = (0..all)
+        .map(|number| {
+            bed.sockets[0]
+                .send(&noise(number as u64, 3000), options(0, 0))
+                .expect("polled");
+            bed.rounds(10);
+            bed.sockets[1].recv().expect("each has a block")
+        })
+        .collect();
+    // The application keeps all of them.
+    bed.sockets[0].send(&[1; 3000], options(0, 0)).expect("polled");
+    bed.rounds(10);
+    assert!(bed.sockets[1].recv().is_none() && bed.sockets[1].statistics().no_block > 1);
+    assert!(
+        held.iter()
+            .zip(0..)
+            .all(|(message, number)| message[..] == noise(number, 3000))
+    );
+}
+
+/// Memory for blocks is there when the socket is open, or there is no socket.
+#[test]
+fn blocks_that_are_too_few_or_too_many_are_an_error_at_once() {
+    let mut bed = Bed::new(Semantics::Copy, 12, &exact(), None);
+    let [real_time, _] = &bed.real_time;
+    let open = |blocks| real_time.socket(1, &SocketConfig { blocks, ..exact() });
+    let none = Blocks::default();
+    let error = open(Blocks { of_4: 17, ..none }).expect_err("18 at least");
+    assert!(
+        error.to_string().contains("17 blocks of 4 pages are too few")
+            && error.to_string().contains("ask for 18"),
+        "{error}"
+    );
+    let error = open(Blocks {
+        of_16: u32::MAX,
+        ..none
+    })
+    .expect_err("256 TiB");
+    assert!(
+        error.to_string().contains("ask for fewer") && error.to_string().contains("ulimit -l"),
+        "{error}"
+    );
+    let mut long = open(Blocks { of_8: 18, ..none }).expect("memory");
+    assert_eq!(long.payload_max(), 32_668);
+    long.connect(&mut bed.world.ends[0], bed.peer, PORT)
+        .expect("frames");
+    assert_eq!(
+        long.send(&[0; 32_669], options(0, 0)),
+        Err(SendError::TooLong(32_668))
+    );
+    // As many as there are blocks wait for the endpoint.
+    for _ in 0..18 {
+        long.send(&[0; 32_668], options(0, 0)).expect("a block");
+    }
+    assert_eq!(long.send(&[0; 2000], options(0, 0)), Err(SendError::NotPolled));
+    long.send(&[0; 1416], options(0, 0)).expect("another kind");
 }

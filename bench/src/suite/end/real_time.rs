@@ -1,4 +1,4 @@
-//! Messages of a real-time socket by a timetable, beside whatever else the hosts send: LM's side of SS-RTUDP's table 4.
+//! Messages of a real-time socket by a timetable, beside whatever else the hosts send: LM's side of SS-RTUDP's table 4 and figure 9.
 //!
 //! Both ends sleep between packets: several of them share the machine's cores.
 
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig};
 use lm_protocol::smoother::{Law, Parameters};
-use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_realtime::{Blocks, Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use serde::{Deserialize, Serialize};
 
-use super::timetable::{Offered, Timetable, now_ns};
+use super::timetable::{Offered, STAMP_LEN, Timetable, now_ns, stamp_of};
 use super::{EndArgs, Outcome, SILENCE, Spec};
 use crate::cli::{Failure, chain};
 use crate::histogram::LatencyHistogram;
@@ -89,12 +89,21 @@ fn open(args: &EndArgs, spec: &Spec, port: u16) -> Result<Endpoint, Failure> {
     Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))
 }
 
-const SOCKET: SocketConfig = SocketConfig {
-    keep: KEEP,
-    frames: 32,
-    drops_late: false,
-    same_host: true,
-};
+/// A socket for messages of one packet, or of several where they are to be longer than that.
+fn socket(real_time: &RealTime, spec: &Spec) -> Result<RtSocket, Failure> {
+    let is_long = spec.size > spec.mtu.into();
+    let config = SocketConfig {
+        keep: KEEP,
+        frames: 32,
+        drops_late: false,
+        same_host: true,
+        blocks: Blocks {
+            of_4: if is_long { KEEP as u32 + 2 } else { 0 },
+            ..Blocks::default()
+        },
+    };
+    real_time.socket(PORT, &config).map_err(|error| failed(&error))
+}
 
 fn failed(error: &dyn std::error::Error) -> Failure {
     Failure::new(chain(error))
@@ -118,19 +127,22 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     });
     let real_time = RealTime::new(&mut endpoint, parameters, monotonic).map_err(|error| failed(&error))?;
     real_time.hold_kernel(&args.interface, Foreign::Keep);
-    let mut socket = real_time.socket(PORT, &SOCKET).map_err(|error| failed(&error))?;
+    let mut socket = socket(&real_time, spec)?;
     if sending.smoother.is_some() && real_time.kernel_traffic().is_none() {
         return Err(Failure::new(
             "the kernel's traffic does not follow the smoother; see the warning above",
         ));
     }
     connect(&mut endpoint, &mut socket, spec.address)?;
-    let payload = vec![0x5a; socket.payload_max()];
+    let mut payload = vec![0x5a; (spec.size as usize).clamp(STAMP_LEN, socket.payload_max())];
+    let mut round_trips = LatencyHistogram::new();
     let mut credits = Vec::with_capacity((timetable.seconds * timetable.rate) as usize);
     // The endpoint sends what was handed over before it waits.
     let wait = |time_ns| Ok(wait_until(&mut endpoint, time_ns));
     let offered = timetable.follow(wait, || {
         credits.extend(real_time.credits_per_second());
+        take_answers(&mut socket, &mut round_trips);
+        payload[..STAMP_LEN].copy_from_slice(&now_ns().to_le_bytes());
         // What does not leave is counted below.
         let _ = socket.send(&payload, SendOptions::default());
         Ok(true)
@@ -145,9 +157,11 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     {
         wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64);
     }
+    take_answers(&mut socket, &mut round_trips);
     let statistics = socket.statistics();
     Ok(Outcome {
         messages: statistics.sent,
+        round_trips: round_trips.counts().collect(),
         seconds: timetable.seconds,
         offered: Some(Offered {
             refused: offered.due - offered.late - statistics.sent,
@@ -161,6 +175,14 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
         }),
         ..Outcome::default()
     })
+}
+
+/// Answers that came since the last time; when each came is in it.
+fn take_answers(socket: &mut RtSocket, round_trips: &mut LatencyHistogram) {
+    while let Some(answer) = socket.recv() {
+        let came_ns = answer.info().received_at.as_nanos();
+        round_trips.record_ns(came_ns.saturating_sub(stamp_of(&answer)));
+    }
 }
 
 fn connect(endpoint: &mut Endpoint, socket: &mut RtSocket, to: SocketAddrV4) -> Result<(), Failure> {
@@ -204,9 +226,10 @@ pub(super) fn receive(
     timetable.check().map_err(|error| failed(&error))?;
     let mut endpoint = open(args, spec, spec.address.port())?;
     let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
-    let mut socket = real_time.socket(PORT, &SOCKET).map_err(|error| failed(&error))?;
+    let mut socket = socket(&real_time, spec)?;
     ready();
     let mut ends_ns = timetable.ends_ns();
+    let mut answered = None;
     let mut delays = LatencyHistogram::new();
     let mut bytes = 0;
     while now_ns() < ends_ns.saturating_add(2 * SILENCE.as_nanos() as u64) {
@@ -220,6 +243,14 @@ pub(super) fn receive(
             delays.record_ns(info.received_at.since(info.sent_at).as_nanos() as u64);
             bytes += message.len() as u64;
             ends_ns = ends_ns.max(now_ns());
+            if timetable.is_answered {
+                if answered != Some(info.from) {
+                    (socket.connect(&mut endpoint, info.from, PORT)).map_err(|error| failed(&error))?;
+                    answered = Some(info.from);
+                }
+                // It leaves in the next round; what does not is lost like any other.
+                let _ = socket.send(&message, SendOptions::default());
+            }
         }
     }
     Ok(Outcome {

@@ -5,9 +5,11 @@
 //! like one that a switch drops: it was due, and nobody got it. Both ends are on one machine and have one clock.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
 use lm_box::split_mix;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -20,10 +22,13 @@ use crate::histogram::LatencyHistogram;
 const LATE_NS: u64 = 10_000_000;
 /// A wake-up that comes so much later than asked for is told.
 const STALL_NS: u64 = 2_000_000;
+/// `IP_TOS` of expedited forwarding (DSCP 46, RFC 3246), and the highest `SO_PRIORITY` that takes no privilege.
+const EXPEDITED: i32 = 46 << 2;
+const PRIORITY: i32 = 6;
 /// Send memory in bytes: what waits in the host's own queueing discipline does not block its class.
 const SEND_BUFFER: usize = 4 << 20;
 /// When it was sent, at the start of a datagram.
-const STAMP_LEN: usize = 8;
+pub(super) const STAMP_LEN: usize = 8;
 /// Longest timetable.
 const SECONDS_MAX: f64 = 3600.0;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -42,6 +47,9 @@ pub(crate) struct Timetable {
     pub(crate) burst: u32,
     /// Decides the gaps.
     pub(crate) seed: u64,
+    /// Whether the far end sends each one back. The kernel's are marked for it as those of a real-time program: EF, and priority 6.
+    #[serde(default)]
+    pub(crate) is_answered: bool,
 }
 
 /// What a timetable came to at its sender.
@@ -132,29 +140,45 @@ pub(super) fn send(spec: &Spec, timetable: Timetable) -> io::Result<Outcome> {
     timetable.check()?;
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(spec.address)?;
-    socket.set_nonblocking(true)?;
     let _less = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER);
     // Without it the kernel tells nobody that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
     sys::set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+    let answers = match timetable.is_answered {
+        true => {
+            urgent(&socket)?;
+            let (socket, ends_ns) = (socket.try_clone()?, timetable.ends_ns());
+            Some(std::thread::spawn(move || take(&socket, ends_ns, |_, _| ())))
+        }
+        false => None,
+    };
     let mut datagram = vec![0x5a; (spec.size as usize).max(STAMP_LEN)];
     let offered = timetable.follow(wait_until, || {
         datagram[..STAMP_LEN].copy_from_slice(&now_ns().to_le_bytes());
-        match socket.send(&datagram) {
+        match rustix::net::send(&socket, &datagram, SendFlags::DONTWAIT) {
             Ok(_) => Ok(true),
-            Err(error) if is_refusal(&error) => Ok(false),
-            Err(error) => Err(error),
+            Err(error) if is_refusal(error) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     })?;
+    let answers = answers.map(|thread| thread.join().expect("it does not panic"));
+    let (round_trips, _) = answers.transpose()?.unwrap_or_default();
     Ok(Outcome {
         messages: offered.due - offered.late - offered.refused,
+        round_trips: round_trips.counts().collect(),
         seconds: timetable.seconds,
         offered: Some(offered),
         ..Outcome::default()
     })
 }
 
-fn is_refusal(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+fn urgent(socket: &UdpSocket) -> io::Result<()> {
+    // In this order: each TOS brings a priority of its own.
+    sys::set_option(socket, libc::IPPROTO_IP, libc::IP_TOS, EXPEDITED)?;
+    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_PRIORITY, PRIORITY)
+}
+
+fn is_refusal(error: Errno) -> bool {
+    matches!(error, Errno::AGAIN | Errno::NOBUFS)
 }
 
 /// Sleeps until a time; how late it is then.
@@ -174,26 +198,16 @@ pub(super) fn receive(spec: &Spec, timetable: Timetable, ready: impl FnOnce()) -
     timetable.check()?;
     let socket = UdpSocket::bind(SocketAddrV4::new(*spec.address.ip(), spec.address.port()))?;
     let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
-    begin_silence(&socket)?;
-    ready();
-    let ends_ns = timetable.ends_ns();
-    let mut delays = LatencyHistogram::new();
-    let mut bytes = 0;
-    let mut datagram = vec![0; 65_536];
-    loop {
-        match socket.recv(&mut datagram) {
-            Ok(len) => {
-                let (stamp, _) = datagram[..len]
-                    .split_first_chunk()
-                    .unwrap_or((&[0; STAMP_LEN], &[]));
-                delays.record_ns(now_ns().saturating_sub(u64::from_le_bytes(*stamp)));
-                bytes += len as u64;
-            }
-            Err(error) if !is_silence(&error) => return Err(error),
-            Err(_) if now_ns() > ends_ns.saturating_add(SILENCE.as_nanos() as u64) => break,
-            Err(_) => {}
-        }
+    if timetable.is_answered {
+        urgent(&socket)?;
     }
+    ready();
+    let (delays, bytes) = take(&socket, timetable.ends_ns(), |datagram, from| {
+        if timetable.is_answered {
+            // One that is refused is lost like any other.
+            let _ = rustix::net::sendto(&socket, datagram, SendFlags::DONTWAIT, &from);
+        }
+    })?;
     Ok(Outcome {
         bytes,
         messages: delays.count(),
@@ -201,6 +215,38 @@ pub(super) fn receive(spec: &Spec, timetable: Timetable, ready: impl FnOnce()) -
         delays: delays.counts().collect(),
         ..Outcome::default()
     })
+}
+
+/// Takes what comes until a time, and until nothing comes any more: how old each was, and how many bytes they had.
+fn take(
+    socket: &UdpSocket,
+    ends_ns: u64,
+    mut each: impl FnMut(&[u8], SocketAddr),
+) -> io::Result<(LatencyHistogram, u64)> {
+    begin_silence(socket)?;
+    let mut delays = LatencyHistogram::new();
+    let mut bytes = 0;
+    let mut datagram = vec![0; 65_536];
+    loop {
+        match socket.recv_from(&mut datagram) {
+            Ok((len, from)) => {
+                let datagram = &datagram[..len];
+                delays.record_ns(now_ns().saturating_sub(stamp_of(datagram)));
+                bytes += len as u64;
+                each(datagram, from);
+            }
+            Err(error) if !is_silence(&error) => return Err(error),
+            Err(_) if now_ns() > ends_ns.saturating_add(SILENCE.as_nanos() as u64) => break,
+            Err(_) => {}
+        }
+    }
+    Ok((delays, bytes))
+}
+
+/// When a datagram was sent, as it says itself.
+pub(super) fn stamp_of(datagram: &[u8]) -> u64 {
+    let stamp = datagram.first_chunk().unwrap_or(&[0; STAMP_LEN]);
+    u64::from_le_bytes(*stamp)
 }
 
 #[cfg(test)]
@@ -217,6 +263,7 @@ mod tests {
         rate: 2500.0,
         burst: 10,
         seed: 1,
+        is_answered: false,
     };
 
     fn gaps_ms(timetable: Timetable) -> Vec<f64> {
@@ -287,6 +334,37 @@ mod tests {
         assert!(offered.late >= 400, "{offered:?}");
         assert_eq!(outcome.messages, offered.due - offered.late - offered.refused);
         assert!(offered.stalls_ns.len() as u64 >= offered.late);
+    }
+
+    #[test]
+    fn what_is_answered_is_measured_there_and_back() {
+        // Nobody has its port again before the far end takes it.
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let timetable = Timetable {
+            begins_ns: now_ns() + SECOND_NS / 10,
+            seconds: 0.3,
+            rate: 200.0,
+            burst: 1,
+            is_answered: true,
+            ..TABLE
+        };
+        let spec = spec(timetable, &socket);
+        drop(socket);
+        std::thread::scope(|scope| {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let far = scope.spawn(|| receive(&spec, timetable, move || ready.send(()).unwrap()));
+            is_ready.recv().unwrap();
+            let near = send(&spec, timetable).unwrap();
+            let far = far.join().unwrap().unwrap();
+            let answers: u64 = near.round_trips.iter().map(|(_, count)| count).sum();
+            assert!(
+                answers > 0 && answers <= near.messages && far.messages >= answers,
+                "{near:?} {far:?}"
+            );
+            // Each way back takes time, too.
+            let least = |times: &[(u64, u64)]| times.iter().map(|(ns, _)| *ns).min();
+            assert!(least(&near.round_trips) > least(&far.delays), "{near:?} {far:?}");
+        });
     }
 
     #[test]

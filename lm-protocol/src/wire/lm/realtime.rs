@@ -110,6 +110,23 @@ impl<'a> RealTimePacket<'a> {
         })
     }
 
+    /// How many bytes of the message each fragment has; the last one has the rest, at least one. `None`: this one lies elsewhere, or is all of
+    /// its message. Fragments with the same stride, count and length fill a message without gaps.
+    pub fn stride(&self) -> Option<u32> {
+        let last = u32::from(self.count).checked_sub(1).filter(|last| *last > 0)?;
+        let (index, len) = (u32::from(self.index), self.payload.len() as u64);
+        let stride = match index < last {
+            true => len,
+            false => u64::from(self.offset / last),
+        };
+        let before_last = u64::from(last) * stride;
+        let message_len = u64::from(self.message_len);
+        let has_place = u64::from(self.offset) == u64::from(index) * stride;
+        let fits = (before_last + 1..=before_last + stride).contains(&message_len);
+        let has_rest = index < last || before_last + len == message_len;
+        (has_place && fits && has_rest).then_some(stride as u32) // at most the message's length
+    }
+
     /// Reads the words of a header of [`TYPE_REALTIME`](super::TYPE_REALTIME), and what is between header and digest.
     ///
     /// # Errors

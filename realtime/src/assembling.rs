@@ -1,0 +1,159 @@
+//! Messages of several fragments that are not whole yet. Each fragment is copied once, into the block that the application will see.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lm_dataplane::PeerId;
+use lm_protocol::serial;
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{Clock, RealTimePacket};
+
+use crate::pool::{Block, Pool};
+
+/// A message is given up when nothing of it has come for so long; one with a deadline as long as that says, within these.
+const PATIENCE: Duration = Duration::from_millis(2);
+const PATIENCE_MOST: Duration = Duration::from_millis(100);
+/// Most fragments of a message: the longest has 47 of 1416 bytes.
+const FRAGMENTS_MAX: usize = 256;
+
+/// A flow: who sends it, and its key.
+pub(crate) type FlowKey = (PeerId, u64);
+
+/// What all fragments of a message say alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    message: u32,
+    count: u16,
+    message_len: u32,
+    stride: u32,
+    deadline: Option<Duration>,
+    sent_at: Time,
+    priority: u8,
+    clock: Clock,
+}
+
+impl Shape {
+    /// `None`: it is none of a message of several fragments.
+    fn of(packet: &RealTimePacket<'_>) -> Option<Shape> {
+        let is_of_several = (2..=FRAGMENTS_MAX).contains(&usize::from(packet.count));
+        let stride = packet.stride().filter(|_| is_of_several)?;
+        Some(Shape {
+            message: packet.message,
+            count: packet.count,
+            message_len: packet.message_len,
+            stride,
+            deadline: packet.deadline,
+            sent_at: packet.sent_at,
+            priority: packet.priority,
+            clock: packet.clock,
+        })
+    }
+
+    fn patience(&self) -> Duration {
+        let deadline = self.deadline.unwrap_or_default();
+        deadline.clamp(PATIENCE, PATIENCE_MOST)
+    }
+}
+
+/// A message that is not whole.
+#[derive(Debug)]
+struct Assembly {
+    flow: FlowKey,
+    shape: Shape,
+    block: Block,
+    came: [u64; FRAGMENTS_MAX / 64],
+    left: u16,
+    /// It is given up then.
+    until: Time,
+}
+
+/// What became of a fragment.
+#[derive(Debug)]
+pub(crate) enum Put {
+    /// It was the last one.
+    Whole(Block),
+    /// Others are missing.
+    Part,
+    /// It was there.
+    Twice,
+    /// There is no block for its message.
+    NoBlock,
+    /// It fits no message, or not its own.
+    Refused,
+}
+
+/// The messages of a socket that are not whole yet: as many as have a block.
+#[derive(Debug)]
+pub(crate) struct Assembling {
+    all: Vec<Assembly>,
+    pool: Arc<Pool>,
+}
+
+impl Assembling {
+    /// With so many blocks.
+    pub(crate) fn new(pool: Arc<Pool>, blocks: usize) -> Assembling {
+        Assembling {
+            all: Vec::with_capacity(blocks),
+            pool,
+        }
+    }
+
+    /// Copies a fragment to its place.
+    pub(crate) fn put(&mut self, flow: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> Put {
+        let Some(shape) = Shape::of(packet) else {
+            return Put::Refused;
+        };
+        let is_its = |one: &Assembly| one.flow == flow && one.shape.message == shape.message;
+        let place = match self.all.iter().position(is_its) {
+            Some(place) if self.all[place].shape != shape => return Put::Refused,
+            Some(place) => place,
+            None => {
+                let Some(block) = self.pool.take(shape.message_len as usize) else {
+                    return Put::NoBlock;
+                };
+                self.all.push(Assembly {
+                    flow,
+                    shape,
+                    block,
+                    came: Default::default(),
+                    left: shape.count,
+                    until: now,
+                });
+                self.all.len() - 1
+            }
+        };
+        let assembly = &mut self.all[place];
+        let index = usize::from(packet.index);
+        let (word, bit) = (&mut assembly.came[index / 64], 1 << (index % 64));
+        if *word & bit != 0 {
+            return Put::Twice;
+        }
+        *word |= bit;
+        let (from, len) = (packet.offset as usize, packet.payload.len());
+        assembly.block.bytes_mut()[from..from + len].copy_from_slice(packet.payload);
+        assembly.until = now + shape.patience();
+        assembly.left -= 1;
+        match assembly.left {
+            0 => Put::Whole(self.all.swap_remove(place).block),
+            _ => Put::Part,
+        }
+    }
+
+    /// Forgets what of a flow is not newer than a message.
+    pub(crate) fn forget(&mut self, flow: FlowKey, message: u32) {
+        self.all
+            .retain(|one| one.flow != flow || !serial::at_or_before(one.shape.message, message));
+    }
+
+    /// Gives a message up of which nothing came for too long.
+    pub(crate) fn give_up(&mut self, now: Time) -> Option<(FlowKey, u32)> {
+        let place = self.all.iter().position(|one| one.until < now)?;
+        let given_up = self.all.swap_remove(place);
+        Some((given_up.flow, given_up.shape.message))
+    }
+
+    /// When one is given up unless something comes.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.all.iter().map(|one| one.until).min()
+    }
+}

@@ -1,0 +1,242 @@
+//! Pools of blocks (SS-RTUDP §3.2.1): memory for messages that is there from a socket's opening on, and stays there.
+//!
+//! A block has 1, 4, 8 or 16 pages. It takes a message of 100 bytes less: in front and behind, a sender that adds headers in place needs
+//! these (figure 3). The pages are written and locked when the pool is made, so that no message waits for one.
+
+use std::io;
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use lm_dataplane::HugePages;
+use lm_dataplane::memory::{Mapping, PAGE_LEN};
+
+/// Pages of a block, the shortest first.
+pub(crate) const PAGES: [u64; 4] = [1, 4, 8, 16];
+/// Bytes of a block that no message takes: 68 in front, 32 behind.
+const MARGINS_LEN: u64 = 68 + 32;
+/// Blocks of packets begin on lines of the cache.
+const LINE_LEN: u64 = 64;
+
+/// How many blocks a socket has for messages of several packets, in each direction. Messages are put into the shortest that there are for
+/// their length: of 1 page up to 3996 bytes, of 4 up to 16,284, of 8 up to 32,668, of 16 up to 65,436.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// Blocks of 1 page.
+    pub of_1: u32,
+    /// Blocks of 4 pages.
+    pub of_4: u32,
+    /// Blocks of 8 pages.
+    pub of_8: u32,
+    /// Blocks of 16 pages.
+    pub of_16: u32,
+}
+
+impl Blocks {
+    /// Pages of each kind of block that there is, and how many there are.
+    pub(crate) fn counts(self) -> impl Iterator<Item = (u64, u32)> {
+        let counts = [self.of_1, self.of_4, self.of_8, self.of_16];
+        PAGES.into_iter().zip(counts).filter(|(_, count)| *count > 0)
+    }
+
+    /// The longest message that there is a block for.
+    pub(crate) fn longest(self) -> Option<usize> {
+        self.counts().last().map(|(pages, _)| message_max(pages))
+    }
+}
+
+/// The longest message in a block of so many pages.
+fn message_max(pages: u64) -> usize {
+    (pages * PAGE_LEN - MARGINS_LEN) as usize
+}
+
+/// Blocks of one length.
+#[derive(Debug)]
+struct Kind {
+    message_max: usize,
+    /// Where those begin that nobody has.
+    free: ArrayQueue<u64>,
+}
+
+/// The blocks of a socket, in one direction.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// `None`: there are no blocks.
+    memory: Option<Mapping>,
+    /// The shortest first.
+    kinds: Vec<Kind>,
+}
+
+impl Pool {
+    /// Blocks, and before them so many for messages of one packet, if these are any.
+    ///
+    /// # Errors
+    /// What mmap(2) and mlock(2) say; `OutOfMemory` where the machine has not as much.
+    pub(crate) fn new(packets: Option<(usize, usize)>, blocks: Blocks) -> io::Result<Arc<Pool>> {
+        let of_packets = packets.map(|(payload_max, count)| {
+            (
+                payload_max,
+                (payload_max as u64).next_multiple_of(LINE_LEN),
+                count,
+            )
+        });
+        let of_pages =
+            (blocks.counts()).map(|(pages, count)| (message_max(pages), pages * PAGE_LEN, count as usize));
+        let mut len = 0;
+        let mut kinds = Vec::new();
+        for (message_max, block_len, count) in of_packets.into_iter().chain(of_pages) {
+            // What goes beyond 64 bits of addresses was refused before it is counted out.
+            let end = (count as u64)
+                .checked_mul(block_len)
+                .and_then(|all| all.checked_add(len));
+            let end = end
+                .filter(|end| is_there(*end))
+                .ok_or(io::ErrorKind::OutOfMemory)?;
+            let free = ArrayQueue::new(count);
+            for start in (len..end).step_by(block_len as usize) {
+                let _ = free.push(start); // there is room for all of them
+            }
+            kinds.push(Kind { message_max, free });
+            len = end.next_multiple_of(PAGE_LEN);
+        }
+        let memory = (len > 0).then(|| populated(len)).transpose()?;
+        Ok(Arc::new(Pool { memory, kinds }))
+    }
+
+    /// A block for a message of `len` bytes. `None`: all of its kind have owners, or none is as long.
+    pub(crate) fn take(self: &Arc<Pool>, len: usize) -> Option<Block> {
+        let kind = self.kinds.iter().position(|kind| len <= kind.message_max)?;
+        let start = self.kinds[kind].free.pop()?;
+        let pool = Arc::clone(self);
+        Some(Block {
+            pool,
+            kind,
+            start,
+            len,
+        })
+    }
+}
+
+/// Whether the machine has so many bytes left. Where it does not say so, mmap(2) has the last word.
+fn is_there(len: u64) -> bool {
+    let Ok(all) = std::fs::read_to_string("/proc/meminfo") else {
+        return true;
+    };
+    let available = all.lines().find_map(|line| {
+        let kib = line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?;
+        kib.parse::<u64>().ok()
+    });
+    available.is_none_or(|kib| len / 1024 <= kib)
+}
+
+/// Memory that is there: written, and locked.
+fn populated(len: u64) -> io::Result<Mapping> {
+    let memory = Mapping::new(len, HugePages::Auto)?;
+    // SAFETY: the range is the mapping that was just made; mlock(2) changes no byte of it. It is unlocked when it is unmapped.
+    let locked = unsafe { libc::mlock(memory.base().as_ptr().cast(), memory.len() as usize) };
+    if locked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: nobody else has the mapping yet.
+    unsafe { memory.slice_mut(0, memory.len()) }.fill(0);
+    Ok(memory)
+}
+
+/// A message's memory. It goes back to its pool when it is dropped, on whatever thread.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pool: Arc<Pool>,
+    kind: usize,
+    start: u64,
+    len: usize,
+}
+
+impl Block {
+    fn memory(&self) -> &Mapping {
+        self.pool.memory.as_ref().expect("there are blocks")
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the range is this block's alone: its start was taken from the pool's free ones and goes back on drop, and blocks of a pool
+        // do not overlap. Who has the block mutably is the only one who writes it.
+        unsafe { self.memory().slice(self.start, self.len as u64) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the block is borrowed mutably.
+        unsafe { self.memory().slice_mut(self.start, self.len as u64) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // There is room for all that were taken.
+        let _ = self.pool.kinds[self.kind].free.push(self.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_apart_and_come_back() {
+        let blocks = Blocks {
+            of_1: 2,
+            of_16: 1,
+            ..Blocks::default()
+        };
+        let pool = Pool::new(Some((1416, 3)), blocks).unwrap();
+        let lens = [1416, 0, 7, 1417, 3996, 3997];
+        let mut taken: Vec<Block> = lens.map(|len| pool.take(len).unwrap()).into();
+        for (block, byte) in taken.iter_mut().zip(1..) {
+            block.bytes_mut().fill(byte);
+        }
+        for (len, (block, byte)) in lens.into_iter().zip(taken.iter().zip(1..)) {
+            assert_eq!(block.bytes().len(), len);
+            assert!(block.bytes().iter().all(|found| *found == byte));
+        }
+        assert!(
+            pool.take(1).is_none() && pool.take(3996).is_none(),
+            "another kind is no remedy"
+        );
+        assert!(pool.take(65_436).is_none() && pool.take(65_437).is_none());
+        taken.pop();
+        assert!(pool.take(65_436).is_some());
+        drop(taken);
+        assert_eq!([(); 3].map(|()| pool.take(1)).iter().flatten().count(), 3);
+        assert!(Pool::new(None, Blocks::default()).unwrap().take(0).is_none());
+    }
+
+    #[test]
+    fn a_block_has_a_message_of_100_bytes_less() {
+        let longest = |blocks: Blocks| blocks.longest();
+        let none = Blocks::default();
+        assert_eq!(longest(none), None);
+        assert_eq!(longest(Blocks { of_1: 1, ..none }), Some(3996));
+        assert_eq!(
+            longest(Blocks {
+                of_4: 1,
+                of_1: 1,
+                ..none
+            }),
+            Some(16_284)
+        );
+        assert_eq!(longest(Blocks { of_8: 1, ..none }), Some(32_668));
+        assert_eq!(longest(Blocks { of_16: 1, ..none }), Some(65_436));
+    }
+
+    #[test]
+    fn more_than_there_is_cannot_be_had() {
+        for of_16 in [1 << 28, u32::MAX] {
+            let error = Pool::new(
+                None,
+                Blocks {
+                    of_16,
+                    ..Blocks::default()
+                },
+            )
+            .unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What a socket has done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) sent: AtomicU64,
+    pub(crate) unsent: AtomicU64,
+    pub(crate) late_unsent: AtomicU64,
+    pub(crate) superseded: AtomicU64,
+    pub(crate) whole: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) late: AtomicU64,
+    pub(crate) overtaken: AtomicU64,
+    pub(crate) no_block: AtomicU64,
+    pub(crate) copied_bytes: AtomicU64,
+    pub(crate) superseded_here: AtomicU64,
+}
+
+/// What a socket has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Messages that left.
+    pub sent: u64,
+    /// Messages whose deadline passed before they left.
+    pub late_unsent: u64,
+    /// Messages that gave way to newer ones before they left.
+    pub superseded: u64,
+    /// Of the messages that left, how many came, and how many did not, as far as their receiver said. Sums of 32 bits, which wrap.
+    pub reported_whole: u32,
+    /// As `reported_whole`.
+    pub reported_lost: u32,
+    /// Messages that came.
+    pub whole: u64,
+    /// Messages that did not come, by the gaps in their numbers.
+    pub lost: u64,
+    /// Messages that came behind their deadline.
+    pub late: u64,
+    /// Packets that came twice, or behind a newer message.
+    pub overtaken: u64,
+    /// Packets of messages for which there was no block: longer than the socket's longest, or the application kept all of them.
+    pub no_block: u64,
+    /// Bytes of messages of several packets, which were copied once each.
+    pub copied_bytes: u64,
+    /// Messages that came and gave way to newer ones before they were received here.
+    pub superseded_here: u64,
+    /// Packets for no socket here, or that no socket understands: of the whole endpoint.
+    pub refused_packets: u64,
+    /// Reports that cannot be true, or of no flow: of the whole endpoint.
+    pub refused_reports: u64,
+}
+
+impl Counts {
+    /// What is counted at a socket; of its flow and of its endpoint nothing.
+    pub(crate) fn read(&self) -> Statistics {
+        // Relaxed: each number is right for itself.
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Statistics {
+            sent: of(&self.sent),
+            late_unsent: of(&self.late_unsent),
+            superseded: of(&self.superseded),
+            whole: of(&self.whole),
+            lost: of(&self.lost),
+            late: of(&self.late),
+            overtaken: of(&self.overtaken),
+            no_block: of(&self.no_block),
+            copied_bytes: of(&self.copied_bytes),
+            superseded_here: of(&self.superseded_here),
+            ..Statistics::default()
+        }
+    }
+}
