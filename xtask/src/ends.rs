@@ -93,6 +93,8 @@ pub struct Timetable {
     pub rate: f64,
     /// Datagrams that are due at once.
     pub burst: u32,
+    /// Whether the far end sends each one back, and the near one measures how long that takes. The kernel's are marked EF, with priority 6.
+    pub is_answered: bool,
 }
 
 impl Timetable {
@@ -114,15 +116,16 @@ impl Timetable {
     fn to_json(self, seed: u64) -> Value {
         json!({
             "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
+            "is_answered": self.is_answered,
         })
     }
 }
 
-/// Messages of LM's real-time sockets by the clock, as long as a packet, from any number of near ends to one far end. A near one's smoother,
-/// if it has one, holds back what else its host sends.
+/// Messages of LM's real-time sockets by the clock, from any number of near ends to one far end. A near one's smoother, if it has one, holds
+/// back what else its host sends.
 #[derive(Clone, Copy, Debug)]
 pub struct RealTime {
-    /// When they are due, at which far end; its `size` is a datagram's.
+    /// When they are due, at which far end; one of at most a packet's length is cut to what a packet holds.
     pub timetable: Timetable,
     /// The law of the smoother, `paced` or `paper`, and the rate of the senders' links.
     pub smoother: Option<(&'static str, BitRate)>,

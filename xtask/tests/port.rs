@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use xtask::bed::{Bed, BedConfig, Host, Launch, Port};
-use xtask::bench::{table_4, table_4_smoothed};
+use xtask::bench::{table_4, table_4_smoothed, under_tcp};
 use xtask::ends::Timetable;
 use xtask::workspace::Programs;
 
@@ -155,6 +155,7 @@ fn what_the_sending_kernel_refuses_is_counted() {
         seconds: 0.5,
         rate: 1000.0,
         burst: 10,
+        is_answered: false,
     };
     let launch = |words: Vec<String>| Launch::new(programs.path("lm-bench")).args(words).goes_first();
     let mut receiver = bed.right().spawn(launch(timetable.far())).unwrap();
@@ -330,5 +331,35 @@ fn table_4_with_others_held_back_spares_real_time() {
                 "{one}"
             );
         }
+    }
+}
+
+/// Round trips pass a TCP stream by, LM's beside its smoother and the kernel's beside HTB at the same rate.
+#[test]
+fn round_trips_and_tcp_share_a_slow_link() {
+    let (true, Some(programs)) = (is_root(), programs()) else {
+        return;
+    };
+    let comparison = under_tcp(BitRate(100_000_000), "cubic", 2.0);
+    for name in ["LM, paced", "kernel UDP, EF, TCP held by hand"] {
+        let contender = (comparison.contenders.iter())
+            .find(|one| one.name == name)
+            .unwrap();
+        let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
+        let report = &sample.report;
+        let number = |place: &str| report.pointer(place).and_then(Value::as_f64).expect(place);
+        for column in comparison.columns {
+            number(column.place);
+        }
+        assert!((720.0..=880.0).contains(&number("/due")), "{report}");
+        // What a busy machine did not send in time is lost, too, and most of the rest is answered.
+        let sent = number("/due") - number("/offered/late") - number("/offered/refused");
+        let answered = number("/due") * (1.0 - number("/lost_percent") / 100.0);
+        assert!(sent * 0.5 < answered && answered <= sent + 0.5, "{report}");
+        assert_eq!(report["tcp"]["congestion"], "cubic");
+        assert!((0.01..=100.0).contains(&number("/tcp/link_percent")), "{report}");
+        assert!((5.0..=8127.0).contains(&number("/held_frames")), "{report}");
+        let times = ["p50", "p99", "max"].map(|name| number(&format!("/time_us/{name}")));
+        assert!(times.is_sorted() && times[1] == sample.value, "{report}");
     }
 }

@@ -103,6 +103,8 @@ pub struct BedConfig {
     pub port: Option<Port>,
     /// The rate of the cable from each host to the switch; without, as much as goes.
     pub cable: Option<BitRate>,
+    /// Whether TSO, GSO, GRO and their relatives stay on.
+    pub segmentation_offloads: bool,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
     /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the queues that
@@ -121,6 +123,7 @@ impl Default for BedConfig {
             senders: None,
             port: None,
             cable: None,
+            segmentation_offloads: false,
             checksum_offload: true,
             cards: None,
         }
@@ -295,7 +298,9 @@ fn configure(host: &Host, config: &BedConfig) -> Result<()> {
     host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
         .ok();
     // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured says anything about a network.
-    host.switch_segmentation_offloads(false)?;
+    if !config.segmentation_offloads {
+        host.switch_segmentation_offloads(false)?;
+    }
     if !config.checksum_offload {
         host.set_features(&[("tx-checksum-ip-generic", false)])?;
     }

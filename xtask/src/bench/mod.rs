@@ -16,6 +16,7 @@ mod memory;
 mod recipes;
 mod rt;
 mod share;
+mod target;
 
 use std::path::PathBuf;
 
@@ -25,7 +26,8 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-pub use rt::{table_4, table_4_smoothed};
+pub use rt::{table_4, table_4_smoothed, under_tcp};
+pub use target::Target;
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
@@ -151,58 +153,6 @@ impl std::fmt::Debug for Contender {
             .field("name", &self.name)
             .field("bed", &self.bed)
             .finish_non_exhaustive()
-    }
-}
-
-/// What the first contender has to reach.
-#[derive(Clone, Copy, Debug)]
-pub enum Target {
-    /// First contender / named contender, median of the rounds' ratios, at least this.
-    RatioAtLeast(&'static str, f64),
-    /// The first contender's own median, at most this.
-    AtMost(f64),
-    /// What the function finds in the first contender's reports, median of the rounds, at least this. The text says
-    /// what it is: "≥ 0.5 of its share has each".
-    ReportAtLeast(&'static str, fn(&Value) -> Option<f64>, f64),
-}
-
-impl Target {
-    /// The number in it.
-    pub(crate) const fn bound(&self) -> f64 {
-        match *self {
-            Target::RatioAtLeast(_, bound) | Target::AtMost(bound) | Target::ReportAtLeast(_, _, bound) => {
-                bound
-            }
-        }
-    }
-
-    /// Whether more is asked by a larger number.
-    pub(crate) const fn is_at_least(&self) -> bool {
-        matches!(self, Target::RatioAtLeast(..) | Target::ReportAtLeast(..))
-    }
-
-    /// What it is about, without its number.
-    pub(crate) fn of(&self, first: &str) -> String {
-        match *self {
-            Target::RatioAtLeast(name, _) => format!("{first} / {name}"),
-            Target::AtMost(_) => first.to_owned(),
-            Target::ReportAtLeast(what, ..) => format!("{first}: {what}"),
-        }
-    }
-
-    fn asked(&self, unit: Unit) -> String {
-        match *self {
-            Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
-            Target::AtMost(most) => format!("≤ {most} {}", unit.name()),
-            Target::ReportAtLeast(what, _, least) => format!("≥ {least} {what}"),
-        }
-    }
-
-    fn is_met(&self, reached: f64) -> bool {
-        match self.is_at_least() {
-            true => reached >= self.bound(),
-            false => reached <= self.bound(),
-        }
     }
 }
 
@@ -345,7 +295,7 @@ impl Measured {
         Summary::of(&self.ratios(one, other)?)
     }
 
-    /// The same rounds by another quantity; `None` where a contender has none of it.
+    /// The same rounds by another quantity, of those contenders that have it; `None` where the first has none of it.
     fn column(&self, column: &Column) -> Option<Measured> {
         let results = self.results.iter().map(|(name, _, reports)| {
             let values: Vec<f64> = (reports.iter())
@@ -354,11 +304,13 @@ impl Measured {
             let summary = Summary::of(&values).filter(|_| values.len() == reports.len())?;
             Some((*name, summary, Vec::new()))
         });
+        let results: Vec<_> = results.collect();
+        results.first()?.as_ref()?;
         Some(Measured {
             key: column.place,
             title: column.title,
             unit: column.unit,
-            results: results.collect::<Option<_>>()?,
+            results: results.into_iter().flatten().collect(),
             // They stand with what was measured.
             cores: Vec::new(),
             targets: column.targets.to_vec(),
@@ -383,19 +335,32 @@ impl Measured {
         })
     }
 
+    fn samples_of(&self, name: &str) -> Option<&[f64]> {
+        let result = self.results.iter().find(|(contender, ..)| *contender == name)?;
+        Some(&result.1.samples)
+    }
+
     fn ratios(&self, one: &str, other: &str) -> Option<Vec<f64>> {
-        let samples = |name: &str| {
-            let result = self.results.iter().find(|(contender, ..)| *contender == name)?;
-            Some(&result.1.samples)
-        };
-        let pairs = samples(one)?.iter().zip(samples(other)?);
+        let pairs = self.samples_of(one)?.iter().zip(self.samples_of(other)?);
         Some(pairs.map(|(a, b)| a / b).collect())
+    }
+
+    /// The first contender's value less those of all these, round by round.
+    fn excess_over(&self, names: &[&str]) -> Option<Vec<f64>> {
+        let mut excess = self.results.first()?.1.samples.clone();
+        for name in names {
+            for (left, sample) in excess.iter_mut().zip(self.samples_of(name)?) {
+                *left -= sample;
+            }
+        }
+        Some(excess)
     }
 
     /// What was reached of a target; `None` where nothing was measured for it.
     fn reached(&self, target: &Target) -> Option<f64> {
         Some(match *target {
-            Target::RatioAtLeast(name, _) => self.ratio_to(name)?.median,
+            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => self.ratio_to(name)?.median,
+            Target::ExcessAtMost(names, _) => Summary::of(&self.excess_over(names)?)?.median,
             Target::AtMost(_) => self.results.first()?.1.median,
             Target::ReportAtLeast(_, find, _) => {
                 let found: Vec<f64> = self.results.first()?.2.iter().filter_map(find).collect();

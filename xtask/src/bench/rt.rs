@@ -5,6 +5,10 @@
 //! Each sender and receiver of a class is a program of its own that sleeps between its datagrams. The port is one FIFO that knows no classes.
 //! What was offered and did not come is lost, whoever lost it: the port, a cable, a socket, the sender's kernel, its queue that is held back, or
 //! the sender, which woke up too late. All of these are counted, and a run whose counts do not add up is refused.
+//!
+//! **b**, figure 9: round trips beside a TCP stream that takes most of a slow link ([`under_tcp`]).
+
+mod under_tcp;
 
 use std::time::Duration;
 
@@ -20,10 +24,13 @@ use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, RealTime, Timetable};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
+pub use under_tcp::under_tcp;
 
-/// Real-time datagrams beside others on a slow port of a switch: table 4 of SS-RTUDP.
+/// Real-time datagrams beside others on a slow port of a switch: table 4 and figure 9 of SS-RTUDP.
 ///
-/// Three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400 real-time datagrams a second,
+/// Figure 9 (`--only under_tcp`): round trips of 64 bytes beside a TCP stream, cubic's and BBR's, that takes most of a link of 100 and of
+/// 500 Mbit/s: of LM with its smoother, of the kernel's UDP marked EF, and of the same with TCP in a class of HTB; beside what each takes
+/// alone, and what waking up takes (cyclictest). Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400 real-time datagrams a second,
 /// one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its laws, and with others held to
 /// their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost by the port's measured rate.
 /// Leave the machine alone meanwhile.
@@ -92,7 +99,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 
 /// All of them at the paper's rate.
 pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
-    vec![table_4(LINK, seconds), table_4_smoothed(LINK, seconds)]
+    let mut all = vec![table_4(LINK, seconds), table_4_smoothed(LINK, seconds)];
+    all.extend(under_tcp::all());
+    all
 }
 
 /// What becomes of the two classes at their senders.
@@ -226,6 +235,7 @@ fn measure(bed: &Bed, programs: &Programs, how: How, link: BitRate, seconds: f64
         seconds,
         rate: class.rate * scale,
         burst: class.burst,
+        is_answered: false,
     };
     let real_time = RealTime {
         timetable: timetable(CLASSES[0]),

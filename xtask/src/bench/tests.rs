@@ -55,11 +55,41 @@ fn verdicts_compare_with_what_was_asked() {
         Target::AtMost(4.0),
         Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.6),
         Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.5),
+        Target::RatioAtMost("UDP", 2.0),
+        Target::RatioAtMost("UDP", 1.9),
+        // Of the rounds' differences: 1, 2, −8.
+        Target::ExcessAtMost(&["UDP"], 1.0),
+        Target::ExcessAtMost(&["UDP"], 0.9),
+        Target::ExcessAtMost(&["UDP", "UDP"], 0.0),
     ];
     let met: Vec<bool> = measured(targets)
         .verdicts()
         .into_iter()
         .map(|(_, _, met)| met)
         .collect();
-    assert_eq!(met, [true, false, true, false, true]);
+    assert_eq!(
+        met,
+        [true, false, true, false, true, true, false, true, false, true]
+    );
+}
+
+#[test]
+fn a_column_has_those_who_have_the_quantity() {
+    let mut one = measured(vec![]);
+    let column = |place| Column {
+        place,
+        title: "t",
+        unit: Unit::Percent,
+        targets: &[],
+    };
+    for (number, (.., reports)) in one.results.iter_mut().enumerate() {
+        *reports = vec![json!({"all": 1.0, (["first", "second"][number]): 2.0}); 3];
+    }
+    let of = |place| {
+        let column = one.column(&column(place))?;
+        Some(column.results.iter().map(|(name, ..)| *name).collect::<Vec<_>>())
+    };
+    assert_eq!(of("/all"), Some(vec!["LM", "UDP"]));
+    assert_eq!(of("/first"), Some(vec!["LM"]));
+    assert_eq!(of("/second"), None);
 }
