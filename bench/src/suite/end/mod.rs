@@ -244,6 +244,10 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
         let system_calls = spec.system_calls;
         Meter::new(Metered { spare, system_calls }).map_err(failed)
     };
+    if matches!(spec.task, Task::Timetable(_) | Task::RealTime(_)) {
+        // Without the right to do so it is as late as the machine lets it be.
+        let _unlocked = sys::keep_memory();
+    }
     let outcome = match spec.task {
         Task::RoundTrips { count, seconds, rate } => {
             let mut end = open(args, &spec, ready)?;

@@ -10,6 +10,15 @@ use std::ptr;
 /// `SO_EE_ORIGIN_ZEROCOPY` of `include/uapi/linux/errqueue.h`.
 const ORIGIN_ZEROCOPY: u8 = 5;
 
+/// Keeps in memory what of this program has been there once: under pressure a page of its code takes milliseconds to come again.
+pub(super) fn keep_memory() -> io::Result<()> {
+    // SAFETY: mlockall(2) takes flags alone and changes no byte of memory.
+    match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Sets an integer option of a socket.
 pub(super) fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the value is a live integer, and its length is given.

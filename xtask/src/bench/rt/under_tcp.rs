@@ -6,7 +6,7 @@
 //!
 //! TCP connects when what holds it back is there: one that is held by hand keeps the `gso_max_segs` that its interface had then.
 //!
-//! Who is held by hand is held to what LM's smoother gave the kernel in its last run. A round trip that was lost has no time and is counted
+//! Who is held by hand is held to what LM's smoother gave the kernel in its last run beside TCP. A round trip that was lost has no time and is counted
 //! beside.
 
 use std::cell::Cell;
@@ -51,6 +51,8 @@ const FRAME_LEN: f64 = 1538.0;
 const SEGMENT_LEN: f64 = 1448.0;
 /// Frame times that real time may wait for: two of HTB's burst, and one on the wire.
 const FRAMES: f64 = 3.0;
+/// What a smoother leaves the kernel in any case: 64 kbit/s.
+const HELD_LEAST: f64 = 64e3 / 8.0 / FRAME_LEN;
 /// What is asked beside kernel UDP without a smoother, and beside what `tc` alone can do.
 const OF_UDP: f64 = 0.25;
 const OF_HELD: f64 = 1.0;
@@ -255,7 +257,7 @@ struct Case {
     congestion: Option<&'static str>,
     link: BitRate,
     seconds: f64,
-    /// Frames a second that the kernel had in LM's last run.
+    /// Frames a second that the kernel had in LM's last run beside TCP.
     held: Rc<Cell<Option<f64>>>,
 }
 
@@ -351,10 +353,13 @@ impl Case {
 
     fn round_trips(&self, [sender, receiver]: [Program; 2]) -> Result<Value> {
         let (sent, received) = (sender.finish()?.json()?, receiver.finish()?.json()?);
-        if let Some(credits) = number(&sent, "/smoothed/credits_mean") {
+        // Alone LM's smoother has another rate: nothing asks for more.
+        if self.congestion.is_some()
+            && let Some(credits) = number(&sent, "/smoothed/credits_mean")
+        {
             // What was not real time's. Reports come the other way.
             let real_time = count(&sent, "/messages")? as f64 / self.seconds;
-            self.held.set(Some(credits - real_time));
+            self.held.set(Some((credits - real_time).max(HELD_LEAST)));
         }
         let times = ends::latencies_us(sent.get("round_trips"));
         let due = count(&sent, "/offered/due")?;
