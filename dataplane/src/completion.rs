@@ -33,6 +33,8 @@ pub enum Outcome {
     TimedOut,
     /// The receiver does not allow this sender.
     Refused,
+    /// Its [`MessageWriter`](crate::MessageWriter) was dropped before it was finished.
+    Aborted,
     /// The receiver did not let this message land; others may.
     Declined {
         /// What its application says ([`Placement::Refuse`](crate::Placement::Refuse)); [`RETRACTED`](crate::RETRACTED): it took the memory back.
@@ -72,6 +74,10 @@ pub enum LoanError {
     NoSession,
     /// The peer is not known (any more).
     UnknownPeer,
+    /// A message that is sent while it is written has a byte at least.
+    Empty,
+    /// What goes to this peer are IP fragments of one datagram, which leaves when it is whole.
+    Datagram,
 }
 
 impl fmt::Display for LoanError {
@@ -88,6 +94,10 @@ impl fmt::Display for LoanError {
                 f.write_str("messages of several fragments need a session with the peer; connect first")
             }
             LoanError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
+            LoanError::Empty => f.write_str("a message that is sent while it is written cannot be empty; loan and send it"),
+            LoanError::Datagram => f.write_str(
+                "with IP fragments a message is one datagram, which leaves when it is whole; loan and send it, or connect with the wire lm",
+            ),
         }
     }
 }

@@ -354,9 +354,10 @@ impl<P: Port> Endpoint<P> {
             .map_or(timers, |left| timers.min(left))
     }
 
-    /// Nothing wakes for a completion, or for what is owed and comes with the next round: some are due.
-    fn is_busy(&self) -> bool {
+    /// Nothing wakes for a completion, for what writers release, or for what is owed and comes with the next round: some are due.
+    fn is_busy(&mut self) -> bool {
         self.engine.sending.awaits_completions()
+            || self.engine.awaits_writers()
             || self.engine.small.owed() > 0
             || (self.engine.landing.as_ref()).is_some_and(|landing| {
                 landing.sessions.entries.await_driver()

@@ -206,6 +206,7 @@ impl<P: Port> Engine<P> {
                 self.sending.recover_frame(address);
             }
             Released::SendRegion { start, len } => self.sending.recover_region(start, len),
+            Released::Writer(slot) => self.sending.writer_is_gone(slot),
         }
     }
 

@@ -98,6 +98,7 @@ mod told;
 mod udp;
 mod watching;
 mod words;
+mod writer;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
@@ -117,6 +118,7 @@ pub use landing_memory::LandingMemory;
 pub use lm_protocol::admission::ClusterKey;
 pub use lm_protocol::delivery::Delivery;
 pub use lm_protocol::integrity::Integrity;
+pub use lm_protocol::streaming::WriterError;
 pub use memory::HugePages;
 pub use message::{LandingRegion, Message};
 pub use napi::{Deferral, Napi, Setting};
@@ -128,6 +130,7 @@ pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, 
 pub use terms::LandingTerms;
 pub use udp::UdpError;
 pub use words::WordsError;
+pub use writer::MessageWriter;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -8,6 +8,7 @@
 mod digests;
 mod outgoing;
 mod run;
+mod streamed;
 mod unheard;
 mod unwhole;
 mod windows;
@@ -82,6 +83,10 @@ pub(crate) struct Outbound {
     pub(crate) lands: bool,
     /// Messages not settled, in number order.
     queue: VecDeque<u16>,
+    /// Messages that are being written, and are the session's only when they are whole.
+    unwritten: VecDeque<u16>,
+    /// Messages not settled that are sent while they are written, or were.
+    pub(crate) streams: u32,
     /// First in `queue` that is not fully sent.
     sending: usize,
     pub(crate) next_number: u32,
@@ -121,6 +126,8 @@ impl Outbound {
                 .rate
                 .map(|rate| RateLimit::new(rate, terms.layout.max_frame_len(), Time::from_nanos(now_ns))),
             queue: VecDeque::with_capacity(OUTGOING_MAX),
+            unwritten: VecDeque::new(),
+            streams: 0,
             sending: 0,
             next_number: terms.first_message,
             announced: terms.first_message,
@@ -142,12 +149,12 @@ impl Outbound {
 
     /// Whether one more message may be handed over now.
     pub(crate) fn has_room(&self) -> bool {
-        (self.queue.len() as u32) < self.terms.messages_in_flight
+        (self.unsettled() as u32) < self.terms.messages_in_flight
     }
 
     /// Messages not settled.
     pub(crate) fn unsettled(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.unwritten.len()
     }
 
     /// Takes a message over. The caller asked for room here and in the table.
@@ -155,34 +162,46 @@ impl Outbound {
         &mut self,
         table: &mut OutgoingTable,
         addressing: &Addressing,
+        memory: (Released, u64, Geometry, u64),
+        about: (u64, Words),
+        token: SendToken,
+        now_ns: u64,
+    ) {
+        let outgoing = self.outgoing(addressing, memory, about, token, now_ns);
+        self.next_number = self.next_number.wrapping_add(1);
+        self.queue.push_back(table.insert(outgoing));
+    }
+
+    /// A message that is the session's next.
+    fn outgoing(
+        &self,
+        addressing: &Addressing,
         (released, start, geometry, len): (Released, u64, Geometry, u64),
         (tag, words): (u64, Words),
         token: SendToken,
         now_ns: u64,
-    ) {
-        let number = self.next_number;
-        let template = self.template(addressing, &geometry);
-        self.next_number = number.wrapping_add(1);
-        let slot = table.insert(Outgoing {
+    ) -> Outgoing {
+        Outgoing {
             released,
             start,
             geometry,
             len,
-            number,
+            number: self.next_number,
             tag,
             words,
             token,
             submitted_ns: now_ns,
             position: 0,
+            end: geometry.fragment_count(),
+            stream: None,
             in_flight: 0,
             channel: self.terms.channel,
-            template,
+            template: self.template(addressing, &geometry),
             settled: false,
             missing: None,
             declined: None,
             digest: None,
-        });
-        self.queue.push_back(slot);
+        }
     }
 
     /// Of the headers of the next message's packets.
@@ -248,7 +267,7 @@ impl Outbound {
         let mut header = [0u8; HEADER_LEN_MAX];
         'messages: while packets + way.more_pieces < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
-            let count = outgoing.geometry.fragment_count();
+            let (count, end) = (outgoing.geometry.fragment_count(), outgoing.end);
             if outgoing.position == 0 {
                 if outgoing.in_flight > 0 {
                     // Handed over again: the kernel may still read headers of the session before.
@@ -256,7 +275,7 @@ impl Outbound {
                 }
                 outgoing.channel = self.terms.channel;
             }
-            while outgoing.position < count && packets + way.more_pieces < allowed {
+            while outgoing.position < end && packets + way.more_pieces < allowed {
                 let has_digests = self.terms.integrity.has_digests();
                 let hasher = &self.digests.hasher;
                 let (run, each) = outgoing.put_run(
@@ -291,6 +310,9 @@ impl Outbound {
                     outgoing.note_message_digest(digests, self.terms.key);
                 }
                 self.sending += 1;
+            } else if outgoing.position == end {
+                // It waits for its writer, and those behind it do.
+                break;
             }
         }
         self.sent_packets = self.sent_packets.wrapping_add(packets);
@@ -550,6 +572,9 @@ impl Outbound {
         ended: Option<&Outcome>,
         now_ns: u64,
     ) -> Option<(Completion, Option<Released>)> {
+        if let Some(settled) = self.settle_unwritten(table, peer, ended, now_ns) {
+            return Some(settled);
+        }
         let slot = *self.queue.front()?;
         let outgoing = table.at(slot);
         let confirmed = match self.terms.plain {
@@ -573,6 +598,7 @@ impl Outbound {
         // The receiver counts the packets that need not be sent any more as if they had been.
         let left = outgoing.left();
         self.sent_packets = self.sent_packets.wrapping_add(left);
+        self.streams -= u32::from(outgoing.stream.is_some());
         self.queue.pop_front();
         self.sending = self.sending.saturating_sub(1);
         Some(table.settle(slot, peer, outcome, now_ns))

@@ -130,7 +130,7 @@ impl SendRegion {
         (0..self.payload_fragments()).map(|index| self.umem_range(index))
     }
 
-    fn payloads_from(&mut self, position: u64) -> Payloads<'_> {
+    pub(crate) fn payloads_from(&mut self, position: u64) -> Payloads<'_> {
         let stride = u64::from(self.geometry.layout().payload_len());
         let fragments = self.payload_fragments();
         let mut next = (position / stride).min(u64::from(fragments)) as u32;
@@ -160,25 +160,33 @@ impl SendRegion {
     /// What `preadv(2)` reports; the bytes before the error count as written.
     pub fn read_from(&mut self, file: &File, offset: u64) -> io::Result<u64> {
         let begin = self.written;
-        while self.written < self.len() {
-            let position = self.written;
-            let mut payloads = self.payloads_from(position);
-            let mut used = 0;
-            let mut ranges: [IoSliceMut<'_>; RANGES_PER_READ] = std::array::from_fn(|_| {
-                let range = payloads.next().unwrap_or_default();
-                used += usize::from(!range.is_empty());
-                IoSliceMut::new(range)
-            });
-            let read =
-                match rustix::io::preadv(file.as_fd(), &mut ranges[..used], offset + (position - begin)) {
-                    Ok(0) => break,
-                    Ok(read) => read,
-                    Err(rustix::io::Errno::INTR) => continue,
-                    Err(error) => return Err(error.into()),
-                };
-            self.written += read as u64;
-        }
+        while self.written < self.len() && self.read_some(file, offset + (self.written - begin))? > 0 {}
         Ok(self.written - begin)
+    }
+
+    /// Fills the next payload ranges from `file`, as many as one call takes. Returns the number of bytes; 0: end of file.
+    pub(crate) fn read_some(&mut self, file: &File, offset: u64) -> io::Result<usize> {
+        let position = self.written;
+        let mut payloads = self.payloads_from(position);
+        let mut used = 0;
+        let mut ranges: [IoSliceMut<'_>; RANGES_PER_READ] = std::array::from_fn(|_| {
+            let range = payloads.next().unwrap_or_default();
+            used += usize::from(!range.is_empty());
+            IoSliceMut::new(range)
+        });
+        let read = loop {
+            match rustix::io::preadv(file.as_fd(), &mut ranges[..used], offset) {
+                Err(rustix::io::Errno::INTR) => {}
+                read => break read?,
+            }
+        };
+        self.written += read as u64;
+        Ok(read)
+    }
+
+    /// All before `position` counts as written.
+    pub(crate) fn set_written(&mut self, position: u64) {
+        self.written = position;
     }
 
     /// Makes the message shorter: only its first `len` bytes are sent. A longer `len` changes nothing.
@@ -239,7 +247,8 @@ impl SendRegion {
         let pointer = self.loaned.pointer(address, len as u64);
         // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside this region, which
         // only this value can reach until it is sent: the engine neither reads it nor gives it to the kernel
-        // before. `&mut self` excludes every other slice of it.
+        // before. Of a message that is sent while it is written (`MessageWriter`) that goes for what is not released, and nothing else
+        // comes here. `&mut self` excludes every other slice of it.
         unsafe { std::slice::from_raw_parts_mut(pointer, len) }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) enum Released {
     Hold(u64),
     /// A frame of the small transmit pool, never sent.
     TransmitFrame(u64),
+    /// The writer of a message that is sent meanwhile, by its slot among the outgoing ones: it writes no more.
+    Writer(u16),
     /// A region of the send arena, never sent: UMEM address and length asked for, in bytes.
     SendRegion { start: u64, len: u64 },
 }

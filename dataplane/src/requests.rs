@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 
 use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
 use lm_protocol::serial;
+use lm_protocol::streaming::Writer;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::LmHeader;
 
@@ -21,6 +22,7 @@ use crate::release::Released;
 use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec};
 use crate::sending::SmallMessage;
 use crate::words::Words;
+use crate::writer::MessageWriter;
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -58,12 +60,24 @@ impl<P: Port> Engine<P> {
             None if reopening => return Err(LoanError::WouldBlock),
             None => return Err(LoanError::NoSession),
         };
+        let (geometry, start, region_len) = self.loan_region(&terms, len)?;
+        let released = Released::SendRegion {
+            start,
+            len: region_len,
+        };
+        let mut region = SendRegion::new(self.memory.way_back(), released, start, geometry, len, id, !plain);
+        region.zero_padding();
+        Ok(region)
+    }
+
+    /// Memory for a message of `len` bytes in a session: how it lies there, where, and how many bytes.
+    fn loan_region(&mut self, terms: &OutboundTerms, len: u64) -> Result<(Geometry, u64, u64), LoanError> {
         if len > terms.max_message_len {
             return Err(LoanError::TooLarge {
                 limit: terms.max_message_len,
             });
         }
-        let geometry = match plain {
+        let geometry = match terms.plain {
             true => terms.layout.message(len),
             false => terms.layout.session_message(len),
         };
@@ -77,17 +91,58 @@ impl<P: Port> Engine<P> {
                 limit: strides * u64::from(terms.layout.payload_len()),
             });
         }
-        let start = self
-            .sending
-            .take_region(region_len)
-            .ok_or(LoanError::WouldBlock)?;
+        let start = self.sending.take_region(region_len);
+        start
+            .map(|start| (geometry, start, region_len))
+            .ok_or(LoanError::WouldBlock)
+    }
+
+    /// Begins a message of `len` bytes that is sent while it is written.
+    pub(crate) fn begin(
+        &mut self,
+        id: PeerId,
+        len: u64,
+        tag: u64,
+        now_ns: u64,
+    ) -> Result<MessageWriter, LoanError> {
+        let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
+        let outbound = match &peer.outbound {
+            Some(outbound) => outbound,
+            None if peer.reopening => return Err(LoanError::WouldBlock),
+            None => return Err(LoanError::NoSession),
+        };
+        if outbound.terms.layout.wire() == Wire::IpFrag {
+            return Err(LoanError::Datagram);
+        }
+        if len == 0 {
+            return Err(LoanError::Empty);
+        }
+        let (terms, grain) = (outbound.terms, outbound.grain(len));
+        let limit = terms.max_message_len;
+        let grain = grain
+            .filter(|_| len <= limit)
+            .ok_or(LoanError::TooLarge { limit })?;
+        if !outbound.has_room() || !self.sending.outgoing.has_room() {
+            return Err(LoanError::WouldBlock);
+        }
+        let (geometry, start, region_len) = self.loan_region(&terms, len)?;
         let released = Released::SendRegion {
             start,
             len: region_len,
         };
-        let mut region = SendRegion::new(self.memory.way_back(), released, start, geometry, len, id, !plain);
+        let token = self.told.new_token();
+        let peer = self.peers.at(id.index);
+        let outbound = peer
+            .outbound
+            .as_mut()
+            .expect("the session was there a moment ago");
+        let memory = (released, start, geometry, len);
+        let table = &mut self.sending.outgoing;
+        let (slot, watermark) = outbound.begin(table, &peer.addressing, memory, (tag, grain), token, now_ns);
+        let (way_back, held) = (self.memory.way_back(), Released::Writer(slot));
+        let mut region = SendRegion::new(way_back, held, start, geometry, len, id, true);
         region.zero_padding();
-        Ok(region)
+        Ok(MessageWriter::new(region, Writer::new(grain), watermark, token))
     }
 
     /// Takes a message over, or gives it back with the reason.
@@ -356,6 +411,15 @@ impl<P: Port> Engine<P> {
     pub(crate) fn awaits_messages(&self) -> bool {
         let landing = self.landing.as_ref();
         landing.is_some_and(|landing| landing.sessions.iter().any(|inbound| !inbound.is_idle()))
+    }
+
+    /// Whether messages are being written.
+    pub(crate) fn awaits_writers(&mut self) -> bool {
+        let senders = self.sending.senders();
+        { senders.iter() }.any(|&index| {
+            let outbound = self.peers.at(index).outbound.as_ref();
+            outbound.is_some_and(|outbound| outbound.streams > 0)
+        })
     }
 
     /// Messages handed over and not settled.

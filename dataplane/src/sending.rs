@@ -314,6 +314,14 @@ impl<T: TxQueue> Sending<T> {
         self.arena.free(start, len);
     }
 
+    /// The writer of a message writes no more.
+    #[cold]
+    pub(crate) fn writer_is_gone(&mut self, slot: u16) {
+        if let Some(Released::SendRegion { start, len }) = self.outgoing.writer_is_gone(slot) {
+            self.arena.free(start, len);
+        }
+    }
+
     /// A frame of a small message that was never sent, by its address.
     pub(crate) fn recover_frame(&mut self, address: u64) {
         if let Some(frame) = self.frames.reclaim(address) {

@@ -32,6 +32,9 @@ impl<P: Port> Engine<P> {
         }
         for position in 0..self.sending.senders().len() {
             let index = self.sending.senders()[position];
+            if (self.peers.at(index).outbound.as_ref()).is_some_and(|outbound| outbound.streams > 0) {
+                self.hear_writers(index, now_ns);
+            }
             self.announce(index, now_ns);
             self.send_manifests(index);
             if (self.peers.at(index).outbound.as_ref()).is_some_and(Outbound::has_windows_to_tell) {
@@ -39,6 +42,18 @@ impl<P: Port> Engine<P> {
             }
             let (side, peer) = (self.port.side(), self.peers.at(index));
             (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
+        }
+    }
+
+    /// Looks how far messages are that are being written.
+    #[cold]
+    fn hear_writers(&mut self, index: u16, now_ns: u64) {
+        let peer = self.peers.at(index);
+        let Some(outbound) = &mut peer.outbound else {
+            return;
+        };
+        if outbound.hear_writers(&mut self.sending.outgoing, &peer.addressing) {
+            self.settle_outbound(index, None, now_ns);
         }
     }
 

@@ -3,13 +3,14 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use crate::completion::{Completion, PeerId, RecvError};
+use crate::completion::{Completion, LoanError, PeerId, RecvError};
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::endpoint::Endpoint;
 use crate::incoming::Incoming;
 use crate::kernel::KernelNic;
 use crate::message::Message;
 use crate::port::Port;
+use crate::writer::MessageWriter;
 
 /// A peer of an endpoint ([`Endpoint::peer`]), and the session that the endpoint sends to it in.
 #[derive(Debug)]
@@ -97,6 +98,23 @@ impl<P: Port> PeerHandle<'_, P> {
         let now_ns = self.endpoint.now_ns();
         if self.endpoint.engine.peers.named(self.id).is_some() {
             self.endpoint.engine.end_session(self.id.index, now_ns);
+        }
+    }
+
+    /// Begins a message of `len` bytes to the peer that is sent while it is written ([`MessageWriter`]); of one that is not written at once, since
+    /// what it says is polled for, the endpoint does not sleep long.
+    ///
+    /// # Errors
+    /// [`LoanError::WouldBlock`] when no memory is free now, or too many messages are under way: poll and try again. [`LoanError::Empty`] and
+    /// [`LoanError::Datagram`]: not such a message.
+    pub fn begin(&mut self, len: u64, tag: u64) -> Result<MessageWriter, LoanError> {
+        let now_ns = self.endpoint.now_ns();
+        match self.endpoint.engine.begin(self.id, len, tag, now_ns) {
+            Err(LoanError::WouldBlock) => {
+                self.endpoint.poll();
+                self.endpoint.engine.begin(self.id, len, tag, now_ns)
+            }
+            result => result,
         }
     }
 

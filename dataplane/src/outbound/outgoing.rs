@@ -10,6 +10,7 @@ use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
+use crate::outbound::streamed::Stream;
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::Transmit;
@@ -39,6 +40,9 @@ pub(crate) struct Outgoing {
     pub(crate) submitted_ns: u64,
     /// Next position in transmit order.
     pub(super) position: u32,
+    /// Positions before this one may be sent: all, but of a message that is still being written.
+    pub(super) end: u32,
+    pub(super) stream: Option<Box<Stream>>,
     /// Descriptors on the ring and not completed: one for each packet but long ones.
     pub(super) in_flight: u32,
     /// Index of the channel that they are on.
@@ -272,6 +276,9 @@ impl OutgoingTable {
     ) -> (Completion, Option<Released>) {
         let outgoing = self.at(slot);
         outgoing.settled = true;
+        if let Some(stream) = &mut outgoing.stream {
+            stream.end();
+        }
         let completion = Completion {
             token: outgoing.token,
             peer,
@@ -283,9 +290,18 @@ impl OutgoingTable {
         (completion, self.free_if_done(slot))
     }
 
+    /// The writer of the message in a slot writes no more. Returns memory that nobody needs any more.
+    pub(crate) fn writer_is_gone(&mut self, slot: u16) -> Option<Released> {
+        if let Some(stream) = &mut self.at(slot).stream {
+            stream.is_held = false;
+        }
+        self.free_if_done(slot)
+    }
+
     fn free_if_done(&mut self, slot: u16) -> Option<Released> {
         let outgoing = self.at(slot);
-        if outgoing.in_flight > 0 || !outgoing.settled {
+        let is_held = outgoing.stream.as_ref().is_some_and(|stream| stream.is_held);
+        if outgoing.in_flight > 0 || !outgoing.settled || is_held {
             return None;
         }
         let released = outgoing.released;

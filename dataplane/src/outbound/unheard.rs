@@ -18,9 +18,10 @@ impl Outbound {
     pub(crate) fn take_unheard(&mut self, heard: u32) -> VecDeque<u16> {
         let first = self.terms.first_message.wrapping_add(heard);
         let kept = serial::distance(self.first_queued(), first).max(0) as usize;
-        let unheard = self.queue.split_off(kept.min(self.queue.len()));
+        let mut unheard = self.queue.split_off(kept.min(self.queue.len()));
         self.next_number = self.next_number.wrapping_sub(unheard.len() as u32);
         self.sending = self.sending.min(self.queue.len());
+        unheard.append(&mut self.unwritten);
         unheard
     }
 
@@ -38,6 +39,16 @@ impl Outbound {
             || !self.has_room()
         {
             return false;
+        }
+        if let Some(stream) = &mut outgoing.stream {
+            if !stream.is_cut_for(self.terms.window) {
+                return false;
+            }
+            self.streams += 1;
+            if !outgoing.is_whole() {
+                self.unwritten.push_back(slot);
+                return true;
+            }
         }
         outgoing.number = self.next_number;
         outgoing.template = self.template(addressing, &outgoing.geometry);

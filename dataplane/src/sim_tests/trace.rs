@@ -232,6 +232,7 @@ fn outcome(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::TimedOut => ("late", 0),
         Outcome::Refused => ("refused", 0),
         Outcome::Declined { status } => ("declined", u64::from(*status)),
+        Outcome::Aborted => ("aborted", 0),
     }
 }
 
