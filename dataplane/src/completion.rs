@@ -180,6 +180,17 @@ pub enum RecvError {
         /// Fragment indices that did not arrive where they should, ascending; all of them where nothing of it was shown to be right.
         missing: Vec<Range<u32>>,
     },
+    /// A message was announced while it was being written at its sender, which gave it up.
+    Aborted {
+        /// Its sender.
+        peer: PeerId,
+        /// Its number.
+        number: u32,
+        /// Its metadata.
+        tag: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
     /// The interface went away, or its socket reports an error.
     Link,
 }
@@ -205,6 +216,10 @@ impl fmt::Display for RecvError {
                 }
                 f.write_str(if missing.len() > 4 { ", …)" } else { ")" })
             }
+            RecvError::Aborted { number, len, .. } => write!(
+                f,
+                "message {number} of {len} bytes was given up by its sender before it was written"
+            ),
             RecvError::Link => f.write_str("the interface went away or is down; bring it up and start again"),
         }
     }

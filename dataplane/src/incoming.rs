@@ -25,6 +25,8 @@ pub enum Ending {
     Incomplete,
     /// Its session ended first.
     SessionEnded,
+    /// Its sender gave it up while it was being written: what is shown is all that will be.
+    Aborted,
 }
 
 /// What the engine says of a message that is arriving, for the application.
@@ -95,6 +97,7 @@ impl Reading {
             0 => None,
             settled if settled == Ending::Whole as u8 => Some(Ending::Whole),
             settled if settled == Ending::Incomplete as u8 => Some(Ending::Incomplete),
+            settled if settled == Ending::Aborted as u8 => Some(Ending::Aborted),
             _ => Some(Ending::SessionEnded),
         }
     }

@@ -34,7 +34,7 @@ impl<P: Port> Engine<P> {
                     let (peer, key, delivery) =
                         (inbound.terms.peer, inbound.terms.key, inbound.terms.delivery);
                     // To a sender that repeats what is missing this would be a request.
-                    if delivery != Delivery::Reliable {
+                    if delivery != Delivery::Reliable && !message.is_aborted {
                         self.report_missing(peer, key, &message);
                     }
                     self.report_incomplete(peer, message);
@@ -140,7 +140,7 @@ impl<P: Port> Engine<P> {
         let is_heard = |message: &GivenUp| serial::precedes(message.number, heard);
         for message in given_up.into_iter().filter(is_heard) {
             // To a sender that repeats what is missing this would be a request.
-            if inbound.terms.delivery != Delivery::Reliable {
+            if inbound.terms.delivery != Delivery::Reliable && !message.is_aborted {
                 self.report_missing(peer, key, &message);
             }
             self.report_incomplete(peer, message);
@@ -162,12 +162,27 @@ impl<P: Port> Engine<P> {
     /// Tells the application that a message was given up.
     fn report_incomplete(&mut self, peer: PeerId, message: GivenUp) {
         self.counters.messages_incomplete += 1;
-        let failure = RecvError::Incomplete {
-            peer,
-            number: message.number,
-            tag: message.tag,
-            len: message.len,
-            missing: message.missing,
+        let GivenUp {
+            number,
+            tag,
+            len,
+            missing,
+            is_aborted,
+        } = message;
+        let failure = match is_aborted {
+            true => RecvError::Aborted {
+                peer,
+                number,
+                tag,
+                len,
+            },
+            false => RecvError::Incomplete {
+                peer,
+                number,
+                tag,
+                len,
+                missing,
+            },
         };
         self.told.incomplete(failure);
     }

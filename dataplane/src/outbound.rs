@@ -5,6 +5,7 @@
 //! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
 //! entries posted) and the number of packets in flight bound what is sent.
 
+mod announcing;
 mod digests;
 mod outgoing;
 mod run;
@@ -37,16 +38,13 @@ use crate::words::Words;
 pub(crate) use digests::DigestsToTell;
 pub(crate) use outgoing::{Copied, Heard, Outgoing, OutgoingTable, Way};
 use outgoing::{HEADER_LEN_MAX, Template};
+use streamed::Stall;
 
 /// Packets of a plain datagram stream in flight: nobody gives credit there, and veth's ring has 256 entries.
 const PLAIN_IN_FLIGHT: u32 = 128;
 
 /// Ranges of fragments to be sent again that are kept; the receiver repeats requests for others.
 const REPAIRS_MAX: usize = 1024;
-/// A receiver that owes an answer is asked after this time, and then ever less often.
-const ASK_AFTER_NS: u64 = 2_000_000;
-const ASK_AFTER_MAX_NS: u64 = 100_000_000;
-
 /// What the grant said.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutboundTerms {
@@ -67,6 +65,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) channel: usize,
     /// No receiver that grants anything: plain IP fragments, unconfirmed.
     pub(crate) plain: bool,
+    /// Messages may be announced and sent before they are whole.
+    pub(crate) takes_streams: bool,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
     /// UDP source port of fragments; `None`: our data port.
@@ -87,12 +87,19 @@ pub(crate) struct Outbound {
     unwritten: VecDeque<u16>,
     /// Messages not settled that are sent while they are written, or were.
     pub(crate) streams: u32,
+    has_said_whole: bool,
+    /// What keeps the next message from being sent, if one of them does.
+    stall: Option<Stall>,
+    /// Numbers of those of which it is to be announced how much is released.
+    news: Option<Range<u32>>,
     /// First in `queue` that is not fully sent.
     sending: usize,
     pub(crate) next_number: u32,
     /// Announcements sent, and those that the receiver confirmed.
     pub(crate) announced: u32,
     pub(crate) announced_confirmed: u32,
+    /// What the last one said of packets sent.
+    announced_sent: u32,
     pub(crate) digests: DigestsToTell,
     /// Cumulative packets (mod 2^32).
     sent_packets: u32,
@@ -128,10 +135,14 @@ impl Outbound {
             queue: VecDeque::with_capacity(OUTGOING_MAX),
             unwritten: VecDeque::new(),
             streams: 0,
+            has_said_whole: false,
+            stall: None,
+            news: None,
             sending: 0,
             next_number: terms.first_message,
             announced: terms.first_message,
             announced_confirmed: terms.first_message,
+            announced_sent: 0,
             digests: DigestsToTell::new(terms.key, terms.first_message),
             sent_packets: 0,
             limit: terms.packet_limit,
@@ -223,21 +234,6 @@ impl Outbound {
                     .expect("the session's layout is of this wire and this link"),
             ),
         }
-    }
-
-    /// Lengths, tags and opaque bytes of messages from number `from` on, at most `max`, for an announcement.
-    pub(crate) fn announcements<'a>(
-        &'a self,
-        table: &'a mut OutgoingTable,
-        from: u32,
-        max: usize,
-    ) -> impl Iterator<Item = (u64, u64, Words)> + 'a {
-        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
-        let skip = from.wrapping_sub(first_queued) as usize;
-        self.queue.iter().skip(skip).take(max).map(|&slot| {
-            let outgoing = table.at(slot);
-            (outgoing.len, outgoing.tag, outgoing.words)
-        })
     }
 
     /// Puts up to `budget` packets on the ring, or fewer of several descriptors, in the session's order, as far as credit and room allow.
@@ -405,6 +401,7 @@ impl Outbound {
     pub(crate) fn has_fragments(&self) -> bool {
         !self.repairs.is_empty()
             || (self.sending < self.queue.len()
+                && self.stall.is_none()
                 && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)))
     }
 
@@ -436,19 +433,6 @@ impl Outbound {
     /// Cumulative packets sent, without repetitions (mod 2^32).
     pub(crate) fn sent_packets(&self) -> u32 {
         self.sent_packets
-    }
-
-    /// Whether it is time to ask the receiver what it has: it owes us something and has been silent about it. The pause
-    /// doubles, from a few round trips on.
-    pub(crate) fn should_ask(&self, now_ns: u64) -> bool {
-        let pause_ns = (ASK_AFTER_NS << self.asked.min(6)).min(ASK_AFTER_MAX_NS);
-        self.waits_for_receiver()
-            && now_ns.saturating_sub(self.progress_ns.max(self.last_announce_ns)) > pause_ns
-    }
-
-    /// The receiver is being asked.
-    pub(crate) fn asks(&mut self) {
-        self.asked += 1;
     }
 
     /// Takes a credit packet: of how many more messages the receiver has all there is to come.
@@ -500,7 +484,11 @@ impl Outbound {
             return Ok(());
         }
         let delivered = self.terms.first_message.wrapping_add(ended.delivered);
-        if serial::precedes(self.settled_at_most(0), delivered) {
+        let aborted = match self.stall {
+            Some(Stall::Aborted(messages)) => messages,
+            _ => 0,
+        };
+        if serial::precedes(self.settled_at_most(aborted), delivered) {
             return Err(ImplausibleCredit);
         }
         self.delivered = serial::later(self.delivered, delivered);
@@ -586,6 +574,9 @@ impl Outbound {
             _ if declined.is_some() => Outcome::Declined {
                 status: declined.unwrap_or_default(),
             },
+            (_, confirmed, ended) if outgoing.is_aborted() && (confirmed || ended.is_some()) => {
+                Outcome::Aborted
+            }
             (Some(missing), true, _) | (Some(missing), _, Some(_)) => Outcome::Incomplete { missing },
             (None, true, _) if self.terms.plain => Outcome::Sent,
             (None, true, _) => Outcome::Delivered,
@@ -598,16 +589,12 @@ impl Outbound {
         // The receiver counts the packets that need not be sent any more as if they had been.
         let left = outgoing.left();
         self.sent_packets = self.sent_packets.wrapping_add(left);
-        self.streams -= u32::from(outgoing.stream.is_some());
+        if outgoing.stream.is_some() {
+            self.streams -= 1;
+            self.stall = None;
+        }
         self.queue.pop_front();
         self.sending = self.sending.saturating_sub(1);
         Some(table.settle(slot, peer, outcome, now_ns))
-    }
-
-    /// Whether every message is sent as far as the credit allows and nothing new waits: the next move is the
-    /// receiver's.
-    pub(crate) fn waits_for_receiver(&self) -> bool {
-        !self.queue.is_empty()
-            && (self.sending == self.queue.len() || serial::at_or_before(self.limit, self.sent_packets))
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_protocol::admission::{Decision, Outcome as Admitted, Ticket};
-use lm_protocol::control::{Ended, Grant, Request};
+use lm_protocol::control::{CAPABILITY_STREAMS, Ended, Grant, Request};
 
 use crate::applying::{Consequence, Due};
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
@@ -31,7 +31,7 @@ impl<P: Port> Engine<P> {
             window: self.fixed.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             uncompleted_max: self.fixed.caps.tx_bound,
-            capabilities: 0,
+            capabilities: CAPABILITY_STREAMS,
             delivery: options.delivery_in_session(),
             integrity: self.fixed.integrity,
             lands: !options.one_copy,
@@ -176,6 +176,7 @@ impl<P: Port> Engine<P> {
             lease_ns: u64::from(grant.lease_ms) * 1_000_000,
             channel,
             plain: false,
+            takes_streams: grant.capabilities & CAPABILITY_STREAMS != 0,
             repeats_apart: grant.repeats_apart,
             landing_port: grant.landing_port,
             rate: options.rate,

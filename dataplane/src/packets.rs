@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
+use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
 use lm_protocol::wire::lm::{LmHeader, MissingRange, TYPE_WINDOWS, UnwholeMessage, parse_packet};
@@ -417,13 +418,21 @@ impl<P: Port> Engine<P> {
             .zip(0..)
             .try_for_each(|((entry, opaque), offset)| {
                 let number = first.wrapping_add(offset);
+                let release = Release::from_u32(entry.windows_released);
                 if inbound.order.knows(number) {
-                    repeated = true;
-                    return Ok(());
+                    return match inbound.hear(number, release) {
+                        Heard::More | Heard::Aborted => Ok(()),
+                        Heard::Contradiction => Err(Untaken::Implausible),
+                        Heard::Nothing => {
+                            repeated = true;
+                            Ok(())
+                        }
+                    };
                 }
                 let words = Words::new(opaque).unwrap_or(Words::NONE);
-                inbound.announce(number, (entry.len, entry.tag, words), now_ns)
+                inbound.announce(number, (entry.len, entry.tag, words), release, now_ns)
             });
+        inbound.heard_sender(now_ns);
         let believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
         for known in MessageDigest::iter(payload, entries) {

@@ -136,6 +136,9 @@ impl<P: Port> Engine<P> {
             .outbound
             .as_mut()
             .expect("the session was there a moment ago");
+        if outbound.says_whole() {
+            tracing::warn!(to = %peer.data, "messages leave when they are whole: the receiver is of an earlier version; update it");
+        }
         let memory = (released, start, geometry, len);
         let table = &mut self.sending.outgoing;
         let (slot, watermark) = outbound.begin(table, &peer.addressing, memory, (tag, grain), token, now_ns);
@@ -382,6 +385,7 @@ impl<P: Port> Engine<P> {
             delivery: lm_protocol::delivery::Delivery::Unreliable,
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
+            takes_streams: false,
             repeats_apart: false,
             landing_port: None,
             rate,

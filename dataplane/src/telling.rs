@@ -1,11 +1,12 @@
 //! Stage 7: what peers are told when it is due: acknowledgements, credits, announcements.
 
+use std::ops::Range;
+
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{
     AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT, UnwholeMessage,
 };
 
-use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::outbound::Outbound;
@@ -52,7 +53,7 @@ impl<P: Port> Engine<P> {
         let Some(outbound) = &mut peer.outbound else {
             return;
         };
-        if outbound.hear_writers(&mut self.sending.outgoing, &peer.addressing) {
+        if outbound.hear_writers(&mut self.sending.outgoing, &peer.addressing, now_ns) {
             self.settle_outbound(index, None, now_ns);
         }
     }
@@ -168,29 +169,25 @@ impl<P: Port> Engine<P> {
         let Some(outbound) = &mut self.peers.at(index).outbound else {
             return;
         };
-        if outbound.terms.plain
-            || (outbound.announced == outbound.next_number
-                && !outbound.announce_due
-                && !outbound.has_digests_to_tell())
-        {
+        let to_announce = outbound.to_announce();
+        if outbound.terms.plain || (to_announce.is_none() && !outbound.has_digests_to_tell()) {
             return;
         }
-        let from = match outbound.announce_due {
-            true => outbound.announced_confirmed,
-            false => outbound.announced,
-        };
+        let Range { start: from, end } = to_announce.unwrap_or(outbound.announced..outbound.announced);
         let (key, sent) = (outbound.terms.key, outbound.sent_packets());
         let delivery = outbound.terms.delivery;
         let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
         let room = outbound.general_payload_len().min(payload.len());
-        let most = ANNOUNCEMENTS_PER_PACKET.min(IN_FLIGHT_MESSAGES_MAX as usize);
+        let most = ANNOUNCEMENTS_PER_PACKET.min(end.wrapping_sub(from) as usize);
         let (mut entries, mut len) = (0u32, 0);
-        for (message_len, tag, words) in outbound.announcements(&mut self.sending.outgoing, from, most) {
+        for (message_len, tag, words, release) in
+            outbound.announcements(&mut self.sending.outgoing, from, most)
+        {
             let entry = AnnounceEntry {
                 len: message_len,
                 tag,
                 delivery: Some(delivery),
-                windows_released: AnnounceEntry::ALL_WINDOWS,
+                windows_released: release.to_u32(),
             };
             let Some(written) = entry.write(words.as_bytes(), &mut payload[len..room]) else {
                 break;
@@ -216,9 +213,7 @@ impl<P: Port> Engine<P> {
             && let Some(outbound) = &mut self.peers.at(index).outbound
         {
             outbound.told_digests(told);
-            outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries));
-            outbound.announce_due = false;
-            outbound.last_announce_ns = now_ns;
+            outbound.has_announced(from.wrapping_add(entries), now_ns);
         }
     }
 }

@@ -111,7 +111,7 @@ impl<P: Port> Engine<P> {
             outbound.asks();
         }
         if asks || (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
-            outbound.announce_due = true;
+            outbound.announce_again();
         }
     }
 

@@ -67,6 +67,9 @@ const FLAG_INTEGRITY: u8 = 1 << 3;
 /// Flag of a request: [`Request::lands`] is `false`.
 const FLAG_ONE_COPY: u8 = 1 << 4;
 
+/// Capability: messages may be announced, and sent, before they are whole ([`crate::streaming`]).
+pub const CAPABILITY_STREAMS: u32 = 1 << 0;
+
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///
 /// ```text
@@ -96,7 +99,7 @@ pub struct Request {
     /// Packets that the sender keeps uncompleted at most on a transmit queue, where a completion says that the far end has taken the
     /// packet; 0: it does not count them.
     pub uncompleted_max: u32,
-    /// What the sender can do beyond this version, a bit each. None is defined, and unknown ones are ignored.
+    /// What the sender can do beyond this version, a bit each: [`CAPABILITY_STREAMS`]. Unknown ones are ignored.
     pub capabilities: u32,
     /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
     pub delivery: Delivery,
@@ -157,7 +160,7 @@ pub struct Grant {
     pub first_message: u32,
     /// Whether its messages land. If not they take the one-copy path until a CREDIT says something else.
     pub lands: bool,
-    /// What the receiver can do beyond this version, a bit each. None is defined, and unknown ones are ignored.
+    /// What the receiver can do beyond this version, a bit each: [`CAPABILITY_STREAMS`]. Unknown ones are ignored.
     pub capabilities: u32,
 }
 

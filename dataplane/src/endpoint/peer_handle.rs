@@ -101,8 +101,8 @@ impl<P: Port> PeerHandle<'_, P> {
         }
     }
 
-    /// Begins a message of `len` bytes to the peer that is sent while it is written ([`MessageWriter`]); of one that is not written at once, since
-    /// what it says is polled for, the endpoint does not sleep long.
+    /// Begins a message of `len` bytes to the peer that is sent while it is written ([`MessageWriter`]). Until it is settled the endpoint looks for
+    /// what is released, and does not sleep for long.
     ///
     /// # Errors
     /// [`LoanError::WouldBlock`] when no memory is free now, or too many messages are under way: poll and try again. [`LoanError::Empty`] and

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use lm_protocol::delivery::{Arrivals, RequestTimer};
-use lm_protocol::geometry::{Geometry, Layout};
+use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::streaming::{Grain, Heard, Release, Released};
 use lm_protocol::time::Time;
 use lm_protocol::window::{TailRule, WindowShape};
 
@@ -60,6 +61,8 @@ pub(super) struct Arriving {
     /// The application has it already, before its turn.
     pub(super) shown: bool,
     pub(super) place: Place,
+    /// How much of it its sender released, where it was announced before it was whole: few are.
+    pub(super) released: Option<Box<Released>>,
     /// Opaque bytes of its sender's.
     pub(super) words: Words,
     /// What shows it to who reads it while it arrives.
@@ -80,6 +83,8 @@ pub(super) struct Slots {
     pub(super) posted: u32,
     /// Positions whose fill entry was used, or never will be.
     pub(super) consumed: u32,
+    /// Positions before this one may come: all, but of a message that is being written at its sender.
+    pub(super) open: u32,
     /// Of these, the ones whose places are final (I1): nothing that is posted lets anybody write there but at saved tails. All of them,
     /// but in zero-copy mode, where the last ones lie within the chunks of the next entries ([`InboundTerms::reach`]).
     pub(super) final_to: u32,
@@ -200,6 +205,7 @@ impl Arriving {
                 payload: 0,
                 posted: 0,
                 consumed: 0,
+                open: geometry.fragment_count(),
                 final_to: 0,
                 landed: [None; REACH_MAX + 1],
                 rule: TailRule::new(terms.window, geometry.fragment_count()),
@@ -219,6 +225,7 @@ impl Arriving {
             proof: Proof::default(),
             shown: false,
             place: Place::Unasked,
+            released: None,
             words,
             reader: None,
             ends_here: false,
@@ -262,6 +269,64 @@ impl Arriving {
     pub(super) fn arrived(&self) -> u64 {
         let arrivals = &self.gaps.arrivals;
         u64::from(arrivals.expected() - arrivals.missing_count())
+    }
+
+    /// All of it may come.
+    #[inline]
+    pub(super) fn is_released(&self) -> bool {
+        self.slots.open == self.fragment_count()
+    }
+
+    /// How it is cut into windows; `None`: its sender cannot say how many of them are released.
+    fn grain(&self) -> Option<Grain> {
+        let layout = self.geometry.layout();
+        let is_cut = layout.wire() == Wire::Lm;
+        is_cut
+            .then(|| Grain::new(self.len, layout.payload_len(), self.window))
+            .flatten()
+    }
+
+    /// Its sender says how much of it is released, for the first time.
+    pub(super) fn begins_with(&mut self, release: Release) -> Heard {
+        let Some(grain) = self.grain() else {
+            return Heard::Contradiction;
+        };
+        (self.released, self.slots.open) = (Some(Box::new(Released::new(grain))), 0);
+        self.hear(release)
+    }
+
+    /// Its sender says how much of it is released.
+    pub(super) fn hear(&mut self, release: Release) -> Heard {
+        if self.is_released() {
+            // An older word, which was overtaken, or such as no sender says.
+            let Some(mut whole) = self.grain().map(Released::new) else {
+                return Heard::Contradiction;
+            };
+            whole.hear(Release::Whole);
+            return whole.hear(release);
+        }
+        let count = self.fragment_count();
+        let Some(released) = &mut self.released else {
+            return Heard::Contradiction;
+        };
+        let heard = released.hear(release);
+        self.slots.open = match released.release() {
+            // There may be padding behind it.
+            Release::Whole => count,
+            Release::Windows(_) | Release::Aborted => released.fragments(),
+        };
+        if heard == Heard::Aborted {
+            self.place = Place::Aborted;
+        }
+        heard
+    }
+
+    /// Its sender waits for its writer: what is released is here. Where a loss is known only when the message was sent, what is missing does not
+    /// count.
+    pub(super) fn awaits_writer(&self, has_witness: bool) -> bool {
+        let arrivals = &self.gaps.arrivals;
+        let is_here = arrivals.expected() >= self.slots.open && arrivals.missing().is_empty();
+        !self.is_released() && (is_here || !has_witness)
     }
 
     /// Every fragment is in its place, and nothing can be written there any more (I1).
@@ -361,6 +426,7 @@ impl Arriving {
             tag: self.tag,
             len: self.len,
             missing,
+            is_aborted: self.is_aborted(),
         }
     }
 
@@ -414,6 +480,8 @@ pub(crate) struct GivenUp {
     pub(crate) len: u64,
     /// Fragment indices, ascending.
     pub(crate) missing: Vec<Range<u32>>,
+    /// Its writer gave it up.
+    pub(crate) is_aborted: bool,
 }
 
 /// Fragment indices of missing positions from `from` on. Inside a window positions run backwards, so a range of

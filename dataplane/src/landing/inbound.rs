@@ -3,6 +3,7 @@
 use lm_protocol::control::Ended;
 use lm_protocol::serial;
 use lm_protocol::session::Unused;
+use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
 
 use super::aims::Owner;
@@ -244,15 +245,43 @@ impl Inbound {
         &mut self,
         number: u32,
         (len, tag, words): (u64, u64, Words),
+        release: Release,
         now_ns: u64,
     ) -> Result<(), Untaken> {
         let was_empty = self.order.front().is_none();
         let delivered = self.settled.delivered();
-        (self.order).announce(&self.terms, (number, tag, len, words), delivered, now_ns)?;
+        let about = (number, tag, len, words);
+        (self.order).announce(&self.terms, about, release, delivered, now_ns)?;
+        if release == Release::Aborted {
+            self.places.trouble();
+        }
         if was_empty {
             self.progress.begin(now_ns);
         }
         Ok(())
+    }
+
+    /// The sender says how much of a message is released that was announced.
+    pub(crate) fn hear(&mut self, number: u32, release: Release) -> Heard {
+        let heard = match self.order.hear(number, release) {
+            Some(heard) => heard,
+            // Of one that is settled nothing is new. One that was whole is not given up afterwards.
+            None if release == Release::Aborted && self.settled.was_whole(number) => Heard::Contradiction,
+            None => Heard::Nothing,
+        };
+        if heard == Heard::Aborted {
+            self.places.trouble();
+        }
+        heard
+    }
+
+    /// The sender says that it is there.
+    pub(crate) fn heard_sender(&mut self, now_ns: u64) {
+        let has_witness = self.terms.caps.witness;
+        let front = self.order.front();
+        if front.is_some_and(|front| front.awaits_writer(has_witness)) {
+            self.progress.begin(now_ns);
+        }
     }
 
     /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). If it is not believed, nothing changed.
@@ -320,6 +349,9 @@ impl Inbound {
         match self.order.front() {
             // Packets of it may have been sent, and be lost: others' use up credit in zero-copy mode.
             Some(message) if message.waits() => 0,
+            Some(message) if message.awaits_writer(self.terms.caps.witness) => {
+                now_ns.saturating_sub(self.progress.last_ns())
+            }
             Some(message)
                 if message.slots.posted > message.slots.consumed
                     || (!self.lands() && message.slots.posted > 0)
@@ -439,6 +471,9 @@ impl Inbound {
         self.pace.confirm(self.progress.accepted());
         let mut has_more = false;
         while let Some(next) = self.order.next_mut() {
+            if !next.is_open() {
+                break;
+            }
             let ahead = next.base.saturating_sub(self.progress.accepted());
             let is_enough = self.stand == Stand::Draining || ahead >= u64::from(self.pace.on_the_way());
             if !next.slots.may_post
@@ -447,16 +482,19 @@ impl Inbound {
                 break;
             }
             // Of a session that was to land some may have: what it saved at windows' edges goes back (I5).
-            for position in next.slots.consumed..next.fragment_count() {
+            for position in next.slots.consumed..next.slots.open {
                 (self.places).passed(next, position, None, self.terms.reach(), umem);
             }
-            next.slots.posted = next.fragment_count();
-            let number = next.number;
+            next.slots.posted = next.slots.open;
+            let (number, is_released) = (next.number, next.is_released());
             if number == self.order.unsettled_from() {
                 self.may_send(now_ns);
             }
             self.order.look_for_unposted();
             has_more = true;
+            if !is_released {
+                break;
+            }
         }
         if has_more && !self.places.held().is_empty() {
             self.care().settle_trouble(umem);
@@ -489,6 +527,7 @@ impl Inbound {
                 tag: landed.tag,
                 len: landed.len,
                 missing: std::iter::once(0..count).collect(),
+                is_aborted: false,
             });
         }
         // What was shown early is the application's, or was in the list above.

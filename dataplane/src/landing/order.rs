@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use lm_protocol::serial;
+use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::wire::lm::{SETTLED_KEPT, UnwholeMessage};
 
 use super::arriving::{Arriving, Landed};
@@ -22,6 +23,8 @@ pub(crate) struct Order {
     announced: u32,
     /// Packets of the announced messages.
     packets: u64,
+    /// Messages of which not all may come.
+    unreleased: u32,
 }
 
 impl Order {
@@ -31,6 +34,7 @@ impl Order {
             posting: 0,
             announced: terms.first_message,
             packets: 0,
+            unreleased: 0,
         }
     }
 
@@ -39,6 +43,7 @@ impl Order {
         &mut self,
         terms: &InboundTerms,
         (number, tag, len, words): (u32, u64, u64, Words),
+        release: Release,
         delivered: u32,
         now_ns: u64,
     ) -> Result<(), Untaken> {
@@ -53,11 +58,29 @@ impl Order {
         if number != self.announced {
             return Err(Untaken::Early);
         }
-        let message = Arriving::new(terms, (number, tag, len, words), geometry, self.packets, now_ns);
+        let mut message = Arriving::new(terms, (number, tag, len, words), geometry, self.packets, now_ns);
+        if release != Release::Whole {
+            if message.begins_with(release) == Heard::Contradiction {
+                return Err(Untaken::Implausible);
+            }
+            self.unreleased += 1;
+        }
         self.packets = message.end();
         self.messages.push_back(message);
         self.announced = number.wrapping_add(1);
         Ok(())
+    }
+
+    /// The sender says how much of a message is released; `None`: it is settled.
+    pub(super) fn hear(&mut self, number: u32, release: Release) -> Option<Heard> {
+        let at = self.position_of(number)?;
+        let message = &mut self.messages[at];
+        if message.is_released() && release == Release::Whole {
+            return Some(Heard::Nothing);
+        }
+        let heard = message.hear(release);
+        self.unreleased -= u32::from(heard == Heard::More && message.is_released());
+        Some(heard)
     }
 
     /// Number of the next message to be announced.
@@ -78,12 +101,33 @@ impl Order {
     /// The same of those that may come: no entry is posted from a message on that [waits](Arriving::waits).
     pub(super) fn packets_open(&self) -> u64 {
         let waits = self.next().filter(|next| next.waits());
-        waits.map_or(self.packets, |next| next.base + u64::from(next.slots.posted))
+        waits.map_or_else(
+            || self.packets_released(),
+            |next| next.base + u64::from(next.slots.posted),
+        )
     }
 
-    /// Packets of announced messages behind so many.
+    /// The same of those that their sender may send: none behind what it released of a message that is being written.
+    pub(super) fn packets_released(&self) -> u64 {
+        if self.unreleased == 0 {
+            return self.packets;
+        }
+        let mut messages = self.messages.iter();
+        let unreleased = messages.find(|message| !message.is_released());
+        unreleased.map_or(self.packets, |message| {
+            message.base + u64::from(message.slots.open)
+        })
+    }
+
+    /// Packets behind so many that are released, where those behind them are not.
+    #[inline]
+    pub(super) fn unreleased_behind(&self, packets: u64) -> Option<u64> {
+        (self.unreleased > 0).then(|| self.left(packets))
+    }
+
+    /// Packets of announced messages behind so many, as far as they are released.
     pub(super) fn left(&self, packets: u64) -> u64 {
-        self.packets.saturating_sub(packets)
+        self.packets_released().saturating_sub(packets)
     }
 
     /// Number of the first message that is not settled.
@@ -130,12 +174,13 @@ impl Order {
     pub(super) fn pop_front(&mut self) -> Option<Arriving> {
         let front = self.messages.pop_front()?;
         self.posting = self.posting.saturating_sub(1);
+        self.unreleased -= u32::from(!front.is_released());
         Some(front)
     }
 
     /// No message will be settled any more: gives those that are left.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = Arriving> {
-        self.posting = 0;
+        (self.posting, self.unreleased) = (0, 0);
         self.messages.drain(..)
     }
 
@@ -150,10 +195,10 @@ impl Order {
         self.messages.get_mut(self.posting)
     }
 
-    /// The same, if it is known where it lands.
+    /// The same, if it is known where it lands, and more of it may come.
     #[inline]
     pub(super) fn next_open(&self) -> Option<&Arriving> {
-        self.next().filter(|next| !next.waits())
+        self.next().filter(|next| next.is_open())
     }
 
     /// It, and those behind it.
@@ -275,6 +320,13 @@ impl Settled {
             serial::distance(unwhole.message, self.delivered) <= SETTLED_KEPT as i32
         };
         self.unwhole.iter().copied().filter(kept)
+    }
+
+    /// A message that was settled lately was whole.
+    pub(super) fn was_whole(&self, number: u32) -> bool {
+        let ago = serial::distance(number, self.delivered);
+        let is_late = ago > 0 && ago <= SETTLED_KEPT as i32;
+        is_late && !self.unwhole.iter().any(|unwhole| unwhole.message == number)
     }
 
     /// A message is settled without being whole: `declined` with a status, or given up.

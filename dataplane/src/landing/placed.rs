@@ -27,18 +27,32 @@ pub(super) enum Place {
     Later,
     /// Nowhere: its sender is told the status.
     Refused(u16),
+    /// Nowhere: its writer gave it up.
+    Aborted,
 }
 
 impl Arriving {
     /// It may not land now, nor may what is behind it.
     #[inline]
     pub(super) fn waits(&self) -> bool {
-        matches!(self.place, Place::Later | Place::Refused(_))
+        matches!(self.place, Place::Later | Place::Refused(_) | Place::Aborted)
+    }
+
+    /// An entry may be posted for it, memory permitting.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.slots.posted < self.slots.open && !self.waits()
     }
 
     #[inline]
     pub(super) fn is_refused(&self) -> bool {
         matches!(self.place, Place::Refused(_))
+    }
+
+    /// Its writer gave it up.
+    #[inline]
+    pub(super) fn is_aborted(&self) -> bool {
+        self.place == Place::Aborted
     }
 }
 
@@ -100,7 +114,7 @@ impl Inbound {
         let Some(message) = at.map(|at| self.order.at_mut(at)) else {
             return false;
         };
-        if message.shown || message.is_refused() {
+        if message.shown || message.is_refused() || message.is_aborted() {
             return false;
         }
         message.place = Place::Refused(RETRACTED);

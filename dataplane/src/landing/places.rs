@@ -225,7 +225,8 @@ impl Places {
     pub(super) fn look_for_trouble(&mut self, order: &Order) {
         self.troubled = !self.held.is_empty()
             || (order.iter().map(|message| &message.gaps.arrivals))
-                .any(|arrivals| !arrivals.missing().is_empty() || arrivals.is_complete());
+                .any(|arrivals| !arrivals.missing().is_empty() || arrivals.is_complete())
+            || order.iter().any(Arriving::is_aborted);
     }
 
     /// Whether the front message is whole, nothing can be written to it any more (I1), and every byte is its sender's.

@@ -75,10 +75,12 @@ impl Poster<'_, '_> {
         'messages: while let Some(next) = self.order.next_mut() {
             // Without a witness packets may have come, which digests will find, for a message that no entry is posted for.
             let waits = has_witness && written.packets == room.packets;
+            // Those behind a message that is being written wait for it.
+            let waits = waits || next.slots.posted >= next.slots.open;
             if waits || (!next.slots.may_post && !self.memory.find(next, terms, true, self.may_take)) {
                 break;
             }
-            while next.slots.posted < next.fragment_count() {
+            while next.slots.posted < next.slots.open {
                 // The packet that will find the next entry, if none is lost from here on: after a loss it is a later one than the next to
                 // be posted for, and the places in between are left out.
                 let met_by = met_first + u64::from(written.packets);
@@ -221,7 +223,7 @@ impl Poster<'_, '_> {
         let window_len = self.terms.window.fragments();
         let mut entries = 0;
         for message in self.order.unposted() {
-            let count = message.fragment_count();
+            let count = message.slots.open;
             let met_by = self.accepted + u64::from(self.ahead + entries);
             let mut position = message.slots.posted.max(message.sent_of(met_by));
             while position < count && entries < max {
@@ -236,6 +238,9 @@ impl Poster<'_, '_> {
             if entries >= max {
                 return max;
             }
+            if !message.is_released() {
+                break;
+            }
         }
         let expected = (self.order.packets_open()).saturating_sub(self.accepted + u64::from(self.ahead));
         entries.max(expected.min(u64::from(max)) as u32)
@@ -247,7 +252,7 @@ impl Entries {
     /// already: the last `fillers` are for no fragment, and become theirs; which else, nobody knows.
     #[cold]
     fn leave_out(&mut self, next: &mut Arriving, owner: Owner, met_by: u64, fillers: &mut u64) {
-        let (position, left_out) = (next.slots.posted, next.sent_of(met_by));
+        let (position, left_out) = (next.slots.posted, next.sent_of(met_by).min(next.slots.open));
         let mut aim = Aim::skipped(owner, next.number, position..left_out);
         let behind = met_by - (next.base + u64::from(position)) - 1;
         let aims = &mut self.aims;

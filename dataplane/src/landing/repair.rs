@@ -87,8 +87,12 @@ impl Watch<'_> {
             return Some(self.contradicted());
         }
         let front = self.care.order.front().filter(|front| !front.is_refused())?;
+        if front.is_aborted() {
+            return self.settle_aborted();
+        }
         if front.slots.zone.is_none() {
-            return self.waits_for_quarantine(front).then_some(Remedy::Rebuild);
+            let needs_memory = front.slots.open > 0;
+            return (needs_memory && self.waits_for_quarantine(front)).then_some(Remedy::Rebuild);
         }
         if front.gaps.arrivals.is_complete() {
             return self.watch_whole();
@@ -97,10 +101,29 @@ impl Watch<'_> {
         // Known to its end, or as far as its sender has credit: entries behind a lost one may have to wait for it (I5).
         let expected = front.gaps.arrivals.expected();
         let known = expected == front.fragment_count() || expected >= front.slots.posted;
+        // What its writer will release is not known to be lost.
+        let known = known && front.is_released();
         if self.care.terms.delivery == Delivery::Reliable || !known || lost_ns < GIVE_UP_AFTER_NS {
             return None;
         }
         self.settle_incomplete()
+    }
+
+    /// The writer of the front message gave it up: it goes when no packet will use what is posted for it.
+    fn settle_aborted(&mut self) -> Option<Remedy> {
+        let grace_ns = match self.care.terms.caps.witness {
+            true => CLAIM_GRACE_NS,
+            false => CLAIM_GRACE_ZERO_COPY_NS,
+        };
+        let front = self.care.order.front()?;
+        let awaits_packets = front.slots.consumed < front.slots.posted
+            && self.care.quiet_ns(self.entries, self.now_ns) < grace_ns;
+        (!awaits_packets && !self.care.settled.has_landed()).then(|| {
+            let front = self.care.front();
+            front.gaps.arrivals.claim(u32::MAX);
+            let given_up = front.given_up(front.missing());
+            self.give_up_front(given_up)
+        })
     }
 
     /// Whether the front message, for which there is no memory, waits for such that is quarantined.
@@ -226,7 +249,7 @@ impl Watch<'_> {
             return;
         };
         if let Some(reader) = &front.reader {
-            reader.given_up();
+            reader.given_up(front.is_aborted());
         }
         self.care.places.repair.given_up += front.arrived();
         self.care.progress.overtaken(front.end());
@@ -246,7 +269,7 @@ impl Watch<'_> {
             Verdict::Disproved if self.care.terms.gives_up_unasked() => {
                 // All of them: which are not is not asked.
                 let given_up = self.care.places.repair.given_up;
-                let remedy = self.give_up_front();
+                let remedy = self.give_up_all();
                 let repair = &mut self.care.places.repair;
                 repair.corrupt += repair.given_up - given_up;
                 repair.given_up = given_up;
@@ -258,7 +281,7 @@ impl Watch<'_> {
             }
             _ => {}
         }
-        self.has_waited(number).then(|| self.give_up_front())
+        self.has_waited(number).then(|| self.give_up_all())
     }
 
     /// Whether digests of message `number` have been waited for long enough, where it may be given up.
@@ -269,12 +292,17 @@ impl Watch<'_> {
 
     fn contradicted(&mut self) -> Remedy {
         self.care.places.repair.contradictory += 1;
-        self.give_up_front()
+        self.give_up_all()
     }
 
-    fn give_up_front(&mut self) -> Remedy {
+    /// Nothing of the front message is known to be right.
+    fn give_up_all(&mut self) -> Remedy {
         let front = self.care.front();
         let given_up = front.given_up(front.all());
+        self.give_up_front(given_up)
+    }
+
+    fn give_up_front(&mut self, given_up: GivenUp) -> Remedy {
         self.care.settled.broke(given_up.number, None);
         self.drop_front();
         self.care.settle_trouble(self.umem);

@@ -496,6 +496,10 @@ impl Sessions {
             // message's entries are posted.
             false => entries.min(provided).min(self.entries.ahead().into()),
         };
+        let ahead = match inbound.order.unreleased_behind(inbound.progress.accepted()) {
+            Some(released) => ahead.min(released),
+            None => ahead,
+        };
         accepted.wrapping_add(ahead.min(on_the_way) as u32)
     }
 

@@ -54,6 +54,7 @@ struct Window {
 pub(crate) struct Reader {
     reading: Arc<Reading>,
     showing: Showing,
+    /// All of it, unless the message says something else.
     released: Released,
     /// Positions whose entries `showing` heard of, and those that were used.
     posted: u32,
@@ -224,8 +225,11 @@ impl Reader {
     }
 
     /// It was given up.
-    pub(super) fn given_up(&self) {
-        self.reading.settle(Ending::Incomplete);
+    pub(super) fn given_up(&self, is_aborted: bool) {
+        self.reading.settle(match is_aborted {
+            true => Ending::Aborted,
+            false => Ending::Incomplete,
+        });
     }
 
     /// It lies elsewhere from now on, in the region at `start`.
@@ -400,8 +404,10 @@ impl Inbound {
             return self.order.knows(number).then_some(Ok(0));
         };
         let has_digests = self.places.evidence().has_digests();
-        let reader = self.order.at_mut(at).reader.as_mut().filter(|_| has_digests)?;
-        let told = reader.showing.tell(first, digests, &reader.released);
+        let message = self.order.at_mut(at);
+        let reader = message.reader.as_mut().filter(|_| has_digests)?;
+        let released = message.released.as_deref().unwrap_or(&reader.released);
+        let told = reader.showing.tell(first, digests, released);
         if matches!(told, Ok(1..)) {
             reader.timer.progressed(Time::from_nanos(now_ns));
         }

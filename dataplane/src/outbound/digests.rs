@@ -135,6 +135,10 @@ impl Outbound {
         }
         let (outgoing, digests) = table.at_with_digests(slot);
         let count = outgoing.geometry.fragment_count();
+        if !outgoing.is_whole() {
+            // No receiver asks before: what its writer may still write is not read.
+            return false;
+        }
         if outgoing.digest.is_none() {
             // Not fully sent, and its receiver settles it without the rest: once for each message.
             for index in 0..count {

@@ -5,12 +5,12 @@ use std::ops::Range;
 use lm_protocol::geometry::Geometry;
 use lm_protocol::wire::{DataTemplate, IpFragTemplate};
 
+use super::streamed::Stream;
 use crate::bounds::{OUTGOING_MAX, TRANSMIT_RING_LEN};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
-use crate::outbound::streamed::Stream;
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::Transmit;

@@ -44,8 +44,9 @@ impl Outbound {
             if !stream.is_cut_for(self.terms.window) {
                 return false;
             }
+            stream.announce_anew();
             self.streams += 1;
-            if !outgoing.is_whole() {
+            if !self.terms.takes_streams && !outgoing.is_whole() {
                 self.unwritten.push_back(slot);
                 return true;
             }

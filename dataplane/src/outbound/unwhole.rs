@@ -22,13 +22,14 @@ impl Outbound {
         }
     }
 
-    /// Messages that are next to be sent and need not be, since the receiver says that it has settled all before `delivered`, and their
-    /// packets.
+    /// Messages that are next to be sent and need not be, since the receiver says that it has settled all before `delivered`, or will not,
+    /// since they are aborted; and their packets.
     pub(super) fn not_needed(&self, table: &mut OutgoingTable, delivered: u32) -> (u32, u32) {
         let (mut messages, mut packets) = (0, 0u32);
         for &slot in self.queue.range(self.sending..) {
             let outgoing = table.at(slot);
-            if !outgoing.is_unwhole() || !serial::precedes(outgoing.number, delivered) {
+            let is_over = outgoing.is_unwhole() || outgoing.is_aborted();
+            if !is_over || !serial::precedes(outgoing.number, delivered) {
                 break;
             }
             messages += 1;

@@ -27,16 +27,16 @@ use crate::message::Message;
 use crate::placing::{Announced, Placed, Placement, Settled, ZoneSource};
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
-const P: u64 = 1448;
+pub(super) const P: u64 = 1448;
 /// Fragments of a window.
-const WINDOW: u64 = 16;
-const W: u64 = WINDOW * P;
+pub(super) const WINDOW: u64 = 16;
+pub(super) const W: u64 = WINDOW * P;
 /// Bytes of a window's end over which the next window's lowest header goes.
-const TAIL: u64 = 66;
+pub(super) const TAIL: u64 = 66;
 
 /// How a receiver takes what comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     /// Copy mode, where the log's pairing is the proof.
     Paired,
     /// Copy mode with digests.
@@ -45,9 +45,9 @@ enum Way {
     ZeroCopy,
 }
 
-const WAYS: [Way; 3] = [Way::Paired, Way::Digests, Way::ZeroCopy];
+pub(super) const WAYS: [Way; 3] = [Way::Paired, Way::Digests, Way::ZeroCopy];
 
-fn config(way: Way) -> BedConfig {
+pub(super) fn config(way: Way) -> BedConfig {
     let (semantics, integrity) = match way {
         Way::Paired => (Semantics::Copy, Integrity::None),
         Way::Digests => (Semantics::Copy, Integrity::Manifest),
@@ -72,10 +72,10 @@ fn config(way: Way) -> BedConfig {
 }
 
 /// A message of which somebody reads what is shown.
-struct Read {
-    incoming: Incoming,
-    payload: Vec<u8>,
-    seen: Vec<Range<u64>>,
+pub(super) struct Read {
+    pub(super) incoming: Incoming,
+    pub(super) payload: Vec<u8>,
+    pub(super) seen: Vec<Range<u64>>,
 }
 
 impl Read {
@@ -89,7 +89,7 @@ impl Read {
     }
 
     /// What is shown has the right bytes and was not taken back; what is not shown is not given. Bytes shown.
-    fn check(&mut self) -> u64 {
+    pub(super) fn check(&mut self) -> u64 {
         let incoming = &self.incoming;
         let shown: Vec<Range<u64>> = incoming.shown().collect();
         for before in &self.seen {
@@ -124,22 +124,22 @@ impl Read {
 }
 
 /// Two hosts, and who reads at one what the other sends.
-struct Audience {
-    bed: Bed,
-    sender: usize,
-    receiver: usize,
-    to: PeerId,
-    payloads: Vec<Vec<u8>>,
-    sent: usize,
-    reads: Vec<Read>,
-    messages: Vec<Message>,
-    failures: u64,
+pub(super) struct Audience {
+    pub(super) bed: Bed,
+    pub(super) sender: usize,
+    pub(super) receiver: usize,
+    pub(super) to: PeerId,
+    pub(super) payloads: Vec<Vec<u8>>,
+    pub(super) sent: usize,
+    pub(super) reads: Vec<Read>,
+    pub(super) messages: Vec<Message>,
+    pub(super) failures: u64,
     /// Bytes that were read before their messages were whole, most at once of each message.
-    early: u64,
+    pub(super) early: u64,
 }
 
 impl Audience {
-    fn new(mut bed: Bed, [sender, receiver]: [usize; 2], options: &ConnectOptions) -> Audience {
+    pub(super) fn new(mut bed: Bed, [sender, receiver]: [usize; 2], options: &ConnectOptions) -> Audience {
         let to = bed.connect(sender, options).expect("a session");
         let peers = &mut bed.hosts[receiver].peers;
         let from = peers.find(data_address(sender)).expect("its sender is known");
@@ -159,12 +159,12 @@ impl Audience {
         }
     }
 
-    fn of(way: Way, delivery: Delivery) -> Audience {
+    pub(super) fn of(way: Way, delivery: Delivery) -> Audience {
         Audience::new(Bed::new(&config(way)), [0, 1], &options(delivery))
     }
 
     /// One round, and a look at everything that is read. What is shown of it may be written by nothing that is posted.
-    fn round(&mut self) {
+    pub(super) fn watch(&mut self) {
         if let Some(payload) = self.payloads.get(self.sent)
             && (self.bed)
                 .try_send(self.sender, self.to, payload, self.sent as u64)
@@ -187,6 +187,11 @@ impl Audience {
             }
         }
         self.check_posted();
+    }
+
+    /// The same, and takes what came.
+    pub(super) fn round(&mut self) {
+        self.watch();
         match self.bed.hosts[self.receiver].take_message() {
             Ok(Some(message)) if self.is_whole(&message) => self.messages.push(message),
             Ok(Some(_)) => {}
@@ -238,7 +243,7 @@ impl Audience {
         }
     }
 
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&Audience) -> bool) {
+    pub(super) fn until(&mut self, what: &str, mut is_so: impl FnMut(&Audience) -> bool) {
         for _ in 0..30_000 {
             if is_so(self) {
                 return;
@@ -249,7 +254,7 @@ impl Audience {
     }
 
     /// Sends these and reads them until each was received or given up.
-    fn read_all(&mut self, payloads: Vec<Vec<u8>>) {
+    pub(super) fn read_all(&mut self, payloads: Vec<Vec<u8>>) {
         self.payloads.extend(payloads);
         let all = self.payloads.len();
         self.until("settled", |audience| {
@@ -262,7 +267,7 @@ impl Audience {
     }
 
     /// All is given back.
-    fn end(mut self) -> Bed {
+    pub(super) fn end(mut self) -> Bed {
         self.messages.clear();
         self.reads.clear();
         self.bed.pass(Duration::from_millis(30));
@@ -275,13 +280,13 @@ impl Audience {
         self.bed
     }
 
-    fn end_session(&mut self) {
+    pub(super) fn end_session(&mut self) {
         let now_ns = self.bed.now_ns;
         self.bed.hosts[self.sender].end_session(self.to.index, now_ns);
     }
 
     /// A packet of its sender's, or somebody's in its name, reaches the receiver.
-    fn forge(&mut self, header: &LmHeader, payload: &[u8]) {
+    pub(super) fn forge(&mut self, header: &LmHeader, payload: &[u8]) {
         let index = self.to.index;
         let addressing = self.bed.hosts[self.sender].peers.at(index).addressing;
         self.bed
@@ -289,13 +294,13 @@ impl Audience {
             .inject(self.receiver, 0, &lm_packet(&addressing, header, payload));
     }
 
-    fn key(&self) -> u64 {
+    pub(super) fn key(&self) -> u64 {
         let landing = self.bed.hosts[self.receiver].landing.as_ref().expect("it lands");
         landing.sessions.iter().next().expect("a session").terms.key
     }
 
     /// The receiver's counter of drops of this name.
-    fn drops(&self, name: &str) -> u64 {
+    pub(super) fn drops(&self, name: &str) -> u64 {
         let drops = self.bed.hosts[self.receiver].counters.drops();
         { drops }
             .into_iter()
@@ -305,7 +310,7 @@ impl Audience {
     }
 }
 
-fn options(delivery: Delivery) -> ConnectOptions {
+pub(super) fn options(delivery: Delivery) -> ConnectOptions {
     ConnectOptions {
         delivery,
         max_message_len: 1 << 20,
@@ -313,7 +318,7 @@ fn options(delivery: Delivery) -> ConnectOptions {
     }
 }
 
-fn payloads(count: u64, len: impl Fn(u64) -> u64) -> Vec<Vec<u8>> {
+pub(super) fn payloads(count: u64, len: impl Fn(u64) -> u64) -> Vec<Vec<u8>> {
     (0..count)
         .map(|number| noise(number + 77, len(number) as usize))
         .collect()
@@ -400,7 +405,7 @@ fn read_under(mut audience: Audience, seed: u64, impairments: Impairments) -> (B
 }
 
 /// Losses, packets that overtake others, packets that come twice.
-fn impairments(seed: u64) -> Impairments {
+pub(super) fn impairments(seed: u64) -> Impairments {
     let [loss_ppm, duplicate_ppm, reorder_ppm] = match seed % 3 {
         0 => [10_000, 0, 0],
         1 => [10_000, 3_000, 3_000],

@@ -36,6 +36,7 @@ mod shaping;
 mod sharing;
 mod soak;
 mod starved;
+mod streams;
 mod trace;
 mod transfer;
 mod violations;

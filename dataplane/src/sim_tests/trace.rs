@@ -185,22 +185,23 @@ impl Lines {
     }
 
     fn failure(&mut self, now_ns: u64, host: usize, failure: &RecvError) {
-        let RecvError::Incomplete {
-            number,
-            tag,
-            len,
-            missing,
-            ..
-        } = failure
-        else {
-            unreachable!("no other is kept");
-        };
-        let missing = ranges(missing);
-        self.event(
-            now_ns,
-            host,
-            format_args!("lost {number} {tag:x} {len} {missing:x}"),
-        );
+        match failure {
+            RecvError::Incomplete {
+                number,
+                tag,
+                len,
+                missing,
+                ..
+            } => {
+                let missing = ranges(missing);
+                let line = format_args!("lost {number} {tag:x} {len} {missing:x}");
+                self.event(now_ns, host, line);
+            }
+            RecvError::Aborted { number, tag, len, .. } => {
+                self.event(now_ns, host, format_args!("aborted {number} {tag:x} {len}"))
+            }
+            _ => unreachable!("no other is kept"),
+        }
     }
 
     fn hashes(&self) -> Hashes {

@@ -1,6 +1,6 @@
 //! What a grantor asks, of a policy and of the landing side, and what it is told.
 
-use crate::control::{ControlMessage, Grant, Reject, RejectReason, Request};
+use crate::control::{CAPABILITY_STREAMS, ControlMessage, Grant, Reject, RejectReason, Request};
 use crate::geometry::Layout;
 use crate::time::Time;
 use crate::window::WindowShape;
@@ -305,7 +305,7 @@ impl Session {
             lease_ms: saturating_millis(permit.lease),
             first_message: terms.first_message,
             lands: true,
-            capabilities: 0,
+            capabilities: CAPABILITY_STREAMS,
         };
         Session {
             peer: application.from,

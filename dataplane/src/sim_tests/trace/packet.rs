@@ -1,6 +1,6 @@
 //! A packet as a line of a trace: what it says, and not how. What another version of the wire may say otherwise is left out: the version,
 //! lengths, checksums and the digest of a whole packet (only whether it is right), and what a peer keeps uncompleted, the transmit queue of
-//! a grant, capabilities, and of an announced message all but its length and tag.
+//! a grant, capabilities, and of an announced message all but its length, its tag and what of it is not released.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -71,6 +71,9 @@ fn measured(packet: &LmPacket<'_>) -> (usize, u64) {
     for entry in AnnounceEntry::iter(packet.payload, entries) {
         add(&entry.len.to_be_bytes());
         add(&entry.tag.to_be_bytes());
+        if entry.windows_released != AnnounceEntry::ALL_WINDOWS {
+            add(&entry.windows_released.to_be_bytes());
+        }
     }
     for digest in MessageDigest::iter(packet.payload, entries) {
         add(&digest.encode());
