@@ -94,6 +94,11 @@ impl Watch<'_> {
             let needs_memory = front.slots.open > 0;
             return (needs_memory && self.waits_for_quarantine(front)).then_some(Remedy::Rebuild);
         }
+        if front.is_kept_from_reader() && self.care.terms.caps.witness {
+            let is_quiet = self.care.quiet_ns(self.entries, self.now_ns) >= ROOM_PATIENCE_NS;
+            return is_quiet.then_some(Remedy::Rebuild);
+        }
+        let front = self.care.order.front()?;
         if front.gaps.arrivals.is_complete() {
             return self.watch_whole();
         }

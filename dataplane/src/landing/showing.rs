@@ -67,6 +67,8 @@ pub(crate) struct Reader {
     ready: Vec<(u32, Part)>,
     /// The sender was asked for the digest of each window as it leaves, or has none.
     has_asked: bool,
+    /// A window is in its place with a digest that agrees, and nothing came behind it whose header would say that the log is right.
+    lacks_pairing: bool,
     /// The first window that is in its place without a digest that agrees.
     lacks: Option<u32>,
     timer: DigestTimer,
@@ -113,6 +115,7 @@ impl Reader {
             open: 0,
             ready: Vec::new(),
             has_asked: !has_digests,
+            lacks_pairing: false,
             lacks: None,
             timer: DigestTimer::default(),
             is_left: false,
@@ -146,7 +149,7 @@ impl Reader {
         lands: bool,
     ) {
         self.hear_entries(message);
-        self.lacks = None;
+        (self.lacks, self.lacks_pairing) = (None, false);
         // What is not begun has nothing to be shown.
         let begun = message.slots.consumed.div_ceil(message.window.fragments());
         for window in self.open..begun {
@@ -155,11 +158,15 @@ impl Reader {
             }
             self.showing.in_place(window);
             let needs_pairing = terms.caps.witness && lands;
-            if !needs_pairing || self.is_paired(window, entries) {
+            let is_paired = !needs_pairing || self.is_paired(window, entries);
+            if is_paired {
                 self.showing.paired(window);
             }
-            if places.evidence().has_digests() && !self.has_digest(message, terms, places, window) {
-                self.lacks.get_or_insert(window);
+            if places.evidence().has_digests() {
+                match self.has_digest(message, terms, places, window) {
+                    true => self.lacks_pairing |= !is_paired,
+                    false => _ = self.lacks.get_or_insert(window),
+                }
             }
             if let Some(part) = self.showing.show(window, Some(&message.slots.rule)) {
                 self.ready.push((window, part));
@@ -249,6 +256,16 @@ impl Drop for Reader {
 }
 
 impl Arriving {
+    /// Its sender waits for its writer, and somebody for what is released, which is here: what keeps it from being shown are entries that are
+    /// left, or that nothing comes behind it.
+    pub(super) fn is_kept_from_reader(&self) -> bool {
+        !self.is_released()
+            && self.awaits_writer(true)
+            && (self.reader.as_ref()).is_some_and(|reader| {
+                !reader.is_left && (reader.lacks_pairing || self.slots.consumed < self.slots.posted)
+            })
+    }
+
     /// Something of it is shown to who reads it: it stays where it is.
     pub(super) fn is_read(&self) -> bool {
         (self.reader.as_ref()).is_some_and(|reader| !reader.is_left && reader.reading.shows_any())
