@@ -33,9 +33,6 @@ impl<P: Port> Engine<P> {
         }
         for position in 0..self.sending.senders().len() {
             let index = self.sending.senders()[position];
-            if (self.peers.at(index).outbound.as_ref()).is_some_and(|outbound| outbound.streams > 0) {
-                self.hear_writers(index, now_ns);
-            }
             self.announce(index, now_ns);
             self.send_manifests(index);
             if (self.peers.at(index).outbound.as_ref()).is_some_and(Outbound::has_windows_to_tell) {
@@ -43,18 +40,6 @@ impl<P: Port> Engine<P> {
             }
             let (side, peer) = (self.port.side(), self.peers.at(index));
             (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
-        }
-    }
-
-    /// Looks how far messages are that are being written.
-    #[cold]
-    fn hear_writers(&mut self, index: u16, now_ns: u64) {
-        let peer = self.peers.at(index);
-        let Some(outbound) = &mut peer.outbound else {
-            return;
-        };
-        if outbound.hear_writers(&mut self.sending.outgoing, &peer.addressing, now_ns) {
-            self.settle_outbound(index, None, now_ns);
         }
     }
 
@@ -166,14 +151,23 @@ impl<P: Port> Engine<P> {
 
     /// Announces messages that are new, or repeats the unconfirmed ones.
     pub(crate) fn announce(&mut self, index: u16, now_ns: u64) {
-        let Some(outbound) = &mut self.peers.at(index).outbound else {
+        let peer = self.peers.at(index);
+        let Some(outbound) = &mut peer.outbound else {
             return;
         };
-        let to_announce = outbound.to_announce();
-        if outbound.terms.plain || (to_announce.is_none() && !outbound.has_digests_to_tell()) {
+        let table = &mut self.sending.outgoing;
+        if outbound.streams > 0 && outbound.hear_writers(table, &peer.addressing, now_ns) {
+            // What was given up may have been all that there is to tell.
+            return self.settle_outbound(index, None, now_ns);
+        }
+        if outbound.terms.plain || !(outbound.has_to_announce() || outbound.has_digests_to_tell()) {
             return;
         }
-        let Range { start: from, end } = to_announce.unwrap_or(outbound.announced..outbound.announced);
+        let Range { start: from, end } = match outbound.to_announce() {
+            Some(messages) => messages,
+            None if outbound.has_digests_to_tell() => outbound.announced..outbound.announced,
+            None => return,
+        };
         let (key, sent) = (outbound.terms.key, outbound.sent_packets());
         let delivery = outbound.terms.delivery;
         let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];

@@ -29,6 +29,12 @@ impl Outbound {
         })
     }
 
+    /// Whether there may be messages to be announced.
+    #[inline]
+    pub(crate) fn has_to_announce(&self) -> bool {
+        self.announced != self.next_number || self.announce_due || self.news.is_some()
+    }
+
     /// Numbers of the messages that are to be announced now. `None`: there is nothing to say of any.
     pub(crate) fn to_announce(&self) -> Option<Range<u32>> {
         let unconfirmed = match self.announce_due {
