@@ -7,7 +7,7 @@ use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
 
 use super::aims::Owner;
-use super::arriving::{Arriving, GivenUp, Landed, Zone};
+use super::arriving::{GivenUp, Landed, Zone};
 use super::astray::Astray;
 use super::care::Care;
 use super::entries::Entries;
@@ -398,7 +398,6 @@ impl Inbound {
             || self.progress.has_claim()
             || self.settled.has_landed()
             || self.places.evidence().is_awaited(self.order.front())
-            || self.order.front().is_some_and(Arriving::is_kept_from_reader)
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.

@@ -356,6 +356,9 @@ impl Inbound {
     /// Looks what may be shown of messages that have a reader. Whether there is anything for which the log vouches.
     fn look_at_windows(&mut self, entries: &Entries) -> bool {
         let (lands, mut is_any) = (self.lands(), false);
+        if self.order.front().is_some_and(Arriving::is_kept_from_reader) {
+            self.places.trouble();
+        }
         for message in self.order.iter_mut() {
             if let Some(mut reader) = message.reader.take() {
                 if !reader.is_left {

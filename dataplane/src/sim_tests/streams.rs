@@ -383,6 +383,36 @@ fn a_message_is_given_up_at_any_window() {
     }
 }
 
+/// More than a credit names: their sender knows by itself that they are not to be sent.
+#[test]
+fn many_messages_are_given_up_at_once() {
+    let options = ConnectOptions {
+        messages_in_flight: 40,
+        ..options(Delivery::Reliable)
+    };
+    let mut audience = Audience::new(Bed::new(&config(Way::Digests)), [0, 1], &options);
+    let writings: Vec<Writing> = (0..30)
+        .map(|seed| begin(&mut audience, noise(seed, 30_000)))
+        .collect();
+    audience.bed.pass(Duration::from_millis(5));
+    drop(writings);
+    let mut aborted = 0;
+    for _ in 0..2_000 {
+        audience.watch();
+        aborted += u64::from(matches!(
+            audience.bed.hosts[1].take_message(),
+            Err(RecvError::Aborted { .. })
+        ));
+    }
+    assert_eq!(aborted, 30);
+    let told = outcomes(&mut audience);
+    assert_eq!(told.len(), 30);
+    assert!(told.iter().all(|(_, outcome)| *outcome == Outcome::Aborted));
+    audience.payloads.push(noise(7, 50_000));
+    audience.until("whole", |audience| audience.messages.len() == 1);
+    audience.end();
+}
+
 /// A receiver of before takes messages when they are whole, in the order in which they became so, and hears nothing of others.
 #[test]
 fn a_receiver_without_the_capability_gets_whole_messages() {
