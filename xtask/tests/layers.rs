@@ -124,6 +124,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "ring",
             "ring_memory",
             "words",
+            "writer",
         ],
     ),
     (Beside, &["fuzzing", "lib"]),
