@@ -317,6 +317,7 @@ impl Arriving {
         };
         if heard == Heard::Aborted {
             self.place = Place::Aborted;
+            self.slots.may_post = false;
         }
         heard
     }

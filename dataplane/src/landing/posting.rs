@@ -75,9 +75,11 @@ impl Poster<'_, '_> {
         'messages: while let Some(next) = self.order.next_mut() {
             // Without a witness packets may have come, which digests will find, for a message that no entry is posted for.
             let waits = has_witness && written.packets == room.packets;
-            // Those behind a message that is being written wait for it.
-            let waits = waits || next.slots.posted >= next.slots.open;
-            if waits || (!next.slots.may_post && !self.memory.find(next, terms, true, self.may_take)) {
+            // Of what is being written nothing may come yet: it takes no memory.
+            let may_come = next.slots.open > 0;
+            if waits
+                || (!next.slots.may_post && !(may_come && self.memory.find(next, terms, true, self.may_take)))
+            {
                 break;
             }
             while next.slots.posted < next.slots.open {
@@ -109,6 +111,10 @@ impl Poster<'_, '_> {
                 fillers = 0;
                 written.packets += 1;
                 written.frames += u32::from(aim.frames);
+            }
+            if next.slots.posted < next.fragment_count() {
+                // It is being written, and those behind it wait for it.
+                break;
             }
             self.order.look_for_unposted();
         }
