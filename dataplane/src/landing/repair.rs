@@ -67,6 +67,7 @@ pub(super) struct Watch<'a> {
 
 impl Watch<'_> {
     /// Messages are given up, or shown without waiting for more.
+    #[inline]
     pub(super) fn run(&mut self) -> Option<Remedy> {
         if self.care.places.held().is_full()
             && self.entries.outstanding() > 0
@@ -115,6 +116,7 @@ impl Watch<'_> {
     }
 
     /// The writer of the front message gave it up: it goes when no packet will use what is posted for it.
+    #[cold]
     fn settle_aborted(&mut self) -> Option<Remedy> {
         let grace_ns = match self.care.terms.caps.witness {
             true => CLAIM_GRACE_NS,
