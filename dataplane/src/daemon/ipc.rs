@@ -26,7 +26,7 @@ use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN, WORD_L
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
