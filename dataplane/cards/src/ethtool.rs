@@ -2,7 +2,6 @@
 //!
 //! An [`Ethtool`] belongs to the network namespace of the thread that opened it, wherever it is used later.
 
-mod coalescing;
 mod features;
 mod rss;
 pub(crate) mod uapi;
@@ -16,7 +15,6 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::pci::PciDevice;
 
-pub use coalescing::Coalescing;
 pub use features::{Feature, FeatureState};
 pub(crate) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
 pub use rss::{HashProblem, RssSettings, system_key};

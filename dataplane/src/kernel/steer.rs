@@ -25,12 +25,6 @@ impl KernelNic {
         let mut steering = Steering::apply(interface, landing_queues)?;
         if self.mode == ModeRequest::ZeroCopy {
             steering.forbid_relaxed_ordering()?;
-            if let Err(error) = steering.hurry_interrupts() {
-                tracing::warn!(
-                    "{} may hold its interrupts back, and packets with them ({error}); see `ethtool -c {0}`",
-                    interface.name
-                );
-            }
         }
         self.steering = Some(steering);
         Ok(())

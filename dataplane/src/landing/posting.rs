@@ -78,7 +78,7 @@ impl Poster<'_, '_> {
             // Of what is being written nothing may come yet: it takes no memory.
             let may_come = next.slots.open > 0;
             if waits
-                || (!next.slots.may_post && !(may_come && self.memory.find(next, terms, true, self.may_take)))
+                || !(next.slots.may_post || may_come && self.memory.find(next, terms, true, self.may_take))
             {
                 break;
             }

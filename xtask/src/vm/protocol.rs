@@ -59,7 +59,7 @@ impl Spoil {
         match self {
             Spoil::File => "SHA-256",
             Spoil::Message => "changed",
-            Spoil::Card => "the cards' settings were",
+            Spoil::Card => "the RSS tables were",
         }
     }
 }

@@ -2,9 +2,7 @@
 
 use super::rules::FlowRule;
 use crate::ethtool::uapi;
-use crate::ethtool::{
-    Channels, Coalescing, Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings,
-};
+use crate::ethtool::{Channels, Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings};
 use crate::pci::PciDevice;
 
 /// A card's settings. Each call reads or changes the card itself; no setting is remembered.
@@ -27,8 +25,6 @@ pub(crate) trait Card: Send {
     fn find_rule(&self, rule: &FlowRule) -> Result<Option<u32>, EthtoolError>;
     fn insert_rule(&self, rule: &FlowRule) -> Result<(), EthtoolError>;
     fn delete_rule(&self, location: u32) -> Result<(), EthtoolError>;
-    fn coalescing(&self) -> Result<Coalescing, EthtoolError>;
-    fn set_coalescing(&self, coalescing: Coalescing) -> Result<(), EthtoolError>;
     /// `None` where the question has no sense: no PCI Express device.
     fn relaxed_ordering(&self) -> Result<Option<bool>, EthtoolError>;
     fn set_relaxed_ordering(&self, on: bool) -> Result<(), EthtoolError>;
@@ -111,14 +107,6 @@ impl Card for Ethtool {
             data.spec.location = location
         })?;
         Ok(())
-    }
-
-    fn coalescing(&self) -> Result<Coalescing, EthtoolError> {
-        self.coalescing()
-    }
-
-    fn set_coalescing(&self, coalescing: Coalescing) -> Result<(), EthtoolError> {
-        self.set_coalescing(coalescing)
     }
 
     fn relaxed_ordering(&self) -> Result<Option<bool>, EthtoolError> {

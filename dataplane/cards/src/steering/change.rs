@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::card::Card;
 use super::rules::FlowRule;
-use crate::ethtool::{Coalescing, EthtoolError, Feature};
+use crate::ethtool::{EthtoolError, Feature};
 use crate::journal::{self, Undoing};
 
 /// A setting of a card, before and after.
@@ -23,8 +23,6 @@ pub(crate) enum Change {
     Feature { feature: Feature, before: bool },
     /// A rule that was not there.
     Rule(FlowRule),
-    /// How long interrupts are held back.
-    Interrupts { before: Coalescing, after: Coalescing },
     /// PCI Express relaxed ordering, switched off.
     RelaxedOrderingOff,
 }
@@ -46,7 +44,6 @@ impl journal::Change for Change {
             Change::HashFields { after, .. } => card.set_hash_fields(*after),
             Change::Feature { feature, before } => card.set_feature(*feature, !before),
             Change::Rule(rule) => card.insert_rule(rule),
-            Change::Interrupts { after, .. } => card.set_coalescing(*after),
             Change::RelaxedOrderingOff => card.set_relaxed_ordering(false),
         }
     }
@@ -93,15 +90,6 @@ impl journal::Change for Change {
             Change::Rule(rule) => {
                 if let Some(location) = card.find_rule(rule)? {
                     card.delete_rule(location)?;
-                }
-            }
-            Change::Interrupts { before, after } => {
-                let now = card.coalescing()?;
-                if now != *before && now != *after {
-                    return Ok(Undoing::Others);
-                }
-                if now != *before {
-                    card.set_coalescing(*before)?;
                 }
             }
             Change::RelaxedOrderingOff => {

@@ -51,9 +51,6 @@ const FOLDER: &str = "/run/lm/steering";
 /// Length of the key that is assumed where a driver does not show its own, in bytes.
 const USUAL_KEY_LEN: usize = 40;
 
-/// Where 10 µs are asked for, igb has a packet of 64 bytes there and back in 56 µs instead of 203 (docs/card-bench.md).
-const INTERRUPT_USECS: u32 = 10;
-
 /// A card whose landing queues are kept for LM. Dropping it restores the card.
 pub struct Steering {
     card: Box<dyn Card>,
@@ -509,32 +506,6 @@ impl Steering {
             SteeringError::Card(source) => SteeringError::RelaxedOrdering { bus, source },
             error => error,
         })
-    }
-
-    /// Has interrupts come after 10 µs at most, where the driver would choose how long they are held back: in zero-copy mode a packet *leaves*
-    /// by its transmit queue's interrupt, too, and waits for it. An interval that an administrator chose stays. Nothing for a card that cannot
-    /// be told.
-    ///
-    /// # Errors
-    ///
-    /// [`SteeringError::Card`] where the driver refuses; [`SteeringError::Journal`].
-    pub fn hurry_interrupts(&mut self) -> Result<(), SteeringError> {
-        let lock = self.journal.lock()?;
-        let before = match self.card.coalescing() {
-            Err(EthtoolError::Unsupported { .. }) => return Ok(()),
-            before => before?,
-        };
-        let after = before.chosen(INTERRUPT_USECS, &self.card.driver()?.name);
-        if after == before {
-            return Ok(());
-        }
-        self.change(Change::Interrupts { before, after }, &lock)?;
-        // What the card made of it: its clock may be coarser.
-        let after = self.card.coalescing()?;
-        if let Some(last) = self.journal.changes_mut().last_mut() {
-            *last = Change::Interrupts { before, after };
-        }
-        Ok(self.journal.write(&lock)?)
     }
 
     /// Restores the card, if it is not yet.

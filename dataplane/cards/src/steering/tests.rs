@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::rules::FlowPorts;
 use super::*;
-use crate::ethtool::Coalescing;
 use crate::journal::{JournalError, Owner, Record};
 use model::{Model, Settings};
 
@@ -75,7 +74,6 @@ fn change_all(steering: &mut Steering) {
     steering.add_rule(&rule(7170, 1)).expect("a rule");
     switch(steering, Feature::RxVlan, false);
     steering.forbid_relaxed_ordering().expect("a PCI device");
-    steering.hurry_interrupts().expect("a card that can be told");
 }
 
 /// Makes the record on disk that of a process that is gone.
@@ -94,50 +92,6 @@ fn recover_model(card: &Model, folder: &Folder) -> Result<bool, SteeringError> {
     let store = folder.store();
     let (path, lock) = find(&store, interface().index)?;
     Ok(recover::<Change>(card, || card.driver(), &store, &path, &lock)?)
-}
-
-/// Interrupts come soon while a card is steered whose driver would choose, whatever the card makes of ten microseconds, and then as before.
-#[test]
-fn interrupts_are_hurried_and_given_back() {
-    for (step, during) in [(1, 10), (4, 12)] {
-        let (folder, card) = (Folder::new("interrupts"), Model::new());
-        card.state().usecs_step = step;
-        let before = card.settings().interrupts;
-        let mut steering = card.apply(&folder).expect("it can be steered");
-        steering.hurry_interrupts().expect("a card that can be told");
-        let now = card.settings().interrupts;
-        assert_eq!((now.rx_usecs, now.tx_usecs), (during, during));
-        drop(steering);
-        assert_eq!(
-            card.settings().interrupts.rx_usecs,
-            before.rx_usecs.next_multiple_of(step)
-        );
-    }
-}
-
-/// What an administrator chose before or chooses meanwhile stays, and a card that cannot be told is left alone.
-#[test]
-fn others_intervals_stay() {
-    let (folder, card) = (Folder::new("others"), Model::new());
-    let mut steering = card.apply(&folder).expect("it can be steered");
-    steering.hurry_interrupts().expect("a card that can be told");
-    card.state().settings.interrupts.rx_usecs = 77;
-    drop(steering);
-    assert_eq!(card.settings().interrupts.rx_usecs, 77);
-    card.state().settings.interrupts = Coalescing {
-        rx_usecs: 125,
-        tx_usecs: 0,
-        adapts_rx: false,
-        adapts_tx: false,
-    };
-    let chosen = card.settings().interrupts;
-    let mut steering = card.apply(&folder).expect("it can be steered");
-    steering.hurry_interrupts().expect("nothing to do");
-    assert_eq!(card.settings().interrupts, chosen);
-    card.state().usecs_step = 0;
-    steering.hurry_interrupts().expect("nothing can be done");
-    drop(steering);
-    assert_eq!(folder.files(), 0);
 }
 
 #[test]
@@ -424,7 +378,7 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
     drop(steering);
     let mut points = card.state().history.clone();
     points.truncate(changes.len() + 1);
-    assert_eq!(points.len(), 9, "each change is one");
+    assert_eq!(points.len(), 8, "each change is one");
     for written in 0..=changes.len() {
         // Written down and not made, or made as well.
         for made in [written.saturating_sub(1), written] {

@@ -112,12 +112,6 @@ pub(super) fn set_usecs(host: &Host, interface: &str, which: &str, usecs: u32) -
     Ok(())
 }
 
-/// `rx-usecs` or `tx-usecs` of a host's card.
-pub(super) fn usecs(host: &Host, which: &str) -> Option<u32> {
-    let shown = host.spawn(Launch::new("ethtool").args(["-c", INTERFACE]));
-    shown_usecs(&shown.ok()?.finish().ok()?.stdout, which)
-}
-
 /// `rx-usecs` or `tx-usecs` in what `ethtool -c` says.
 fn shown_usecs(text: &str, which: &str) -> Option<u32> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));

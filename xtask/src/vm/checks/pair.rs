@@ -124,15 +124,12 @@ impl Pair {
         Ok(())
     }
 
-    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table, other intervals of interrupts.
+    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table.
     pub(super) fn traces(&self) -> Result<Traces> {
         Ok(Traces {
             xdp: self.bed.left().has_xdp_program()? || self.bed.right().has_xdp_program()?,
             notes: steering_notes(),
-            settings: [self.bed.left(), self.bed.right()].map(|host| {
-                let shown = SETTINGS.map(|option| ethtool(host, option).unwrap_or_default());
-                shown.concat()
-            }),
+            tables: [self.bed.left(), self.bed.right()].map(|host| rss_table(host).unwrap_or_default()),
         })
     }
 }
@@ -144,20 +141,20 @@ pub(super) struct Traces {
     pub(super) xdp: bool,
     /// Files about changed cards.
     pub(super) notes: Vec<String>,
-    /// What `ethtool` says on both hosts.
-    pub(super) settings: [String; 2],
+    /// What `ethtool -x` says on both hosts.
+    pub(super) tables: [String; 2],
 }
 
 impl Traces {
-    /// Nothing is attached, nothing written down, and the settings are those of `before`.
+    /// Nothing is attached, nothing written down, and the tables are those of `before`.
     pub(super) fn ensure_as_before(&self, before: &Traces) -> Result<()> {
         ensure!(!self.xdp, "an XDP program is still attached");
         ensure!(self.notes.is_empty(), "notes are left: {}", self.notes.join(", "));
         ensure!(
-            self.settings == before.settings,
-            "the cards' settings were {:?} and are {:?}",
-            before.settings,
-            self.settings
+            self.tables == before.tables,
+            "the RSS tables were {:?} and are {:?}",
+            before.tables,
+            self.tables
         );
         Ok(())
     }
@@ -172,12 +169,9 @@ pub(super) fn steering_notes() -> Vec<String> {
     names
 }
 
-/// What `ethtool` shows of the settings that LM changes: the RSS table, and how long interrupts are held back.
-const SETTINGS: [&str; 2] = ["-x", "-c"];
-
-/// What `ethtool` says; `None` where the device has no such setting.
-fn ethtool(host: &Host, option: &str) -> Option<String> {
-    let program = Launch::new("ethtool").args([option, INTERFACE]);
+/// What `ethtool -x` says; `None` where the device has no table.
+pub(super) fn rss_table(host: &Host) -> Option<String> {
+    let program = Launch::new("ethtool").args(["-x", INTERFACE]);
     let output = host.spawn(program).ok()?.outcome().ok()?;
     output.status.success().then_some(output.stdout)
 }

@@ -33,7 +33,6 @@ fn is_given_back(record: &Record<Change>, from: &Settings, to: &Settings, queues
                 let at = from.rules.iter().position(|(_, own)| own == rule);
                 at.map(|at| given.rules.remove(at));
             }
-            Change::Interrupts { before, after } if *after == from.interrupts => given.interrupts = *before,
             Change::RelaxedOrderingOff => given.relaxed = true,
             _ => return false,
         }

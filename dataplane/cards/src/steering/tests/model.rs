@@ -7,7 +7,7 @@ use super::super::card::Card;
 use super::super::rules::FlowRule;
 use super::super::{Steering, SteeringError};
 use super::{Folder, interface};
-use crate::ethtool::{Channels, Coalescing, Driver, EthtoolError, Feature, FeatureState, RssSettings};
+use crate::ethtool::{Channels, Driver, EthtoolError, Feature, FeatureState, RssSettings};
 
 /// All that a card remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,6 @@ pub(super) struct Settings {
     pub(super) vlan: bool,
     pub(super) rules: Vec<(u32, FlowRule)>,
     pub(super) relaxed: bool,
-    pub(super) interrupts: Coalescing,
 }
 
 #[derive(Debug)]
@@ -31,8 +30,6 @@ pub(super) struct State {
     pub(super) has_table: bool,
     pub(super) takes_rules: bool,
     pub(super) can_set_fields: bool,
-    /// It counts interrupts' intervals in so many microseconds; 0: it cannot be told.
-    pub(super) usecs_step: u32,
     pub(super) bus: String,
     /// The settings as they were before each change.
     pub(super) history: Vec<Settings>,
@@ -56,19 +53,12 @@ impl Model {
                 vlan: true,
                 rules: Vec::new(),
                 relaxed: true,
-                interrupts: Coalescing {
-                    rx_usecs: 50,
-                    tx_usecs: 50,
-                    adapts_rx: true,
-                    adapts_tx: true,
-                },
             },
             queues: 2,
             key: (1..=40).collect(),
             has_table: true,
             takes_rules: true,
             can_set_fields: true,
-            usecs_step: 1,
             bus: "0000:01:00.0".into(),
             history: Vec::new(),
             broken: None,
@@ -220,25 +210,6 @@ impl Card for Model {
     fn delete_rule(&self, location: u32) -> Result<(), EthtoolError> {
         self.change("rule", |settings| {
             settings.rules.retain(|(at, _)| *at != location)
-        })
-    }
-
-    fn coalescing(&self) -> Result<Coalescing, EthtoolError> {
-        let state = self.state();
-        match state.usecs_step {
-            0 => unsupported("coalescing"),
-            _ => Ok(state.settings.interrupts),
-        }
-    }
-
-    fn set_coalescing(&self, coalescing: Coalescing) -> Result<(), EthtoolError> {
-        let step = self.state().usecs_step;
-        self.change("coalescing", |settings| {
-            settings.interrupts = Coalescing {
-                rx_usecs: coalescing.rx_usecs.next_multiple_of(step),
-                tx_usecs: coalescing.tx_usecs.next_multiple_of(step),
-                ..coalescing
-            };
         })
     }
 
