@@ -8,7 +8,7 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
-use super::placing::Source;
+use super::source::Source;
 
 struct Counting;
 

@@ -7,7 +7,7 @@ use lm_protocol::geometry::Wire as WireMode;
 use super::bed::{Bed, BedConfig, noise};
 use super::times;
 use super::transfer::Dice;
-use super::zero_copy::{lens, under_and};
+use super::zero_copy_losses::{lens, under_and};
 use crate::completion::Outcome;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 

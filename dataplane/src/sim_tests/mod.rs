@@ -4,6 +4,7 @@ mod acknowledgements;
 mod allocations;
 mod aside;
 mod astray;
+mod audience;
 mod bed;
 mod believed;
 mod beside;
@@ -34,14 +35,19 @@ mod rewriting;
 mod scenarios;
 mod shaping;
 mod sharing;
+mod shown;
 mod soak;
+mod source;
 mod starved;
 mod streams;
 mod trace;
 mod transfer;
 mod violations;
+mod words;
+mod writers;
 mod zero_copy;
 mod zero_copy_ipfrag;
+mod zero_copy_losses;
 
 /// Makes the long loops run in full: `cargo xtask soak --long` sets it. docs/ci.md lists them.
 const LONG_VARIABLE: &str = "LM_LONG";

@@ -1,129 +1,21 @@
 //! Sources decide where messages land: in regions, later, or not at all; and take memory back while packets come for it.
 #![cfg(test)]
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader};
 
-use super::bed::{Bed, BedConfig, data_address, fill, lm_packet, noise};
+use super::bed::{Bed, BedConfig, data_address, noise};
+use super::source::{Answer, Source};
 use super::times;
 use super::transfer::Dice;
-use crate::completion::{LoanError, Outcome, PeerId, RecvError, SendToken};
+use crate::completion::{LoanError, Outcome, PeerId, RecvError};
 use crate::connect::ConnectOptions;
-use crate::message::LandingRegion;
-use crate::placing::{Announced, Placed, Placement, RETRACTED, Settled, ZoneSource};
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy, mac_of};
-use crate::words::WordsError;
-
-/// What a source does with a message.
-#[derive(Clone, Copy, Debug)]
-enum Answer {
-    Arena,
-    /// In the next region.
-    Region,
-    Later,
-    Refuse(u16),
-}
-
-/// A source, as its application sees it.
-struct Desk {
-    regions: VecDeque<LandingRegion>,
-    /// Those for the next messages; for what comes then a region, if there is one.
-    answers: VecDeque<Answer>,
-    /// Number, tag, length and words of what was asked for.
-    asked: Vec<(u32, u64, u64, Vec<u8>)>,
-    keeps_asked: bool,
-    settled: VecDeque<(Placed, Settled)>,
-}
-
-#[derive(Clone)]
-pub(super) struct Source(Arc<Mutex<Desk>>);
-
-impl Source {
-    fn new() -> Source {
-        Source(Arc::new(Mutex::new(Desk {
-            regions: VecDeque::with_capacity(64),
-            answers: VecDeque::new(),
-            asked: Vec::new(),
-            keeps_asked: true,
-            settled: VecDeque::with_capacity(64),
-        })))
-    }
-
-    /// One that decides for a host.
-    pub(super) fn at(bed: &mut Bed, host: usize) -> Source {
-        let source = Source::new();
-        bed.hosts[host].place_by(Some(Box::new(source.clone())));
-        source
-    }
-
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.0.lock().expect("one thread")
-    }
-
-    /// It says only where messages land.
-    pub(super) fn keep_nothing(&self) {
-        self.desk().keeps_asked = false;
-    }
-
-    fn answer(&self, answers: impl IntoIterator<Item = Answer>) {
-        self.desk().answers.extend(answers);
-    }
-
-    fn asked(&self) -> Vec<u64> {
-        self.desk().asked.iter().map(|(_, tag, ..)| *tag).collect()
-    }
-
-    /// Runs the bed until a message is settled.
-    pub(super) fn settled(&self, bed: &mut Bed) -> (Placed, Settled) {
-        for _ in 0..100_000 {
-            let settled = self.desk().settled.pop_front();
-            if let Some(settled) = settled {
-                return settled;
-            }
-            bed.round();
-        }
-        panic!("nothing is settled");
-    }
-
-    pub(super) fn landed(&self, bed: &mut Bed) -> crate::message::Message {
-        match self.settled(bed) {
-            (_, Settled::Landed(message)) => message,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    pub(super) fn give(&self, region: LandingRegion) {
-        self.desk().regions.push_back(region);
-    }
-}
-
-impl ZoneSource for Source {
-    fn place(&mut self, of: &Announced<'_>) -> Placement {
-        let mut desk = self.desk();
-        if desk.keeps_asked {
-            desk.asked.push((of.number, of.tag, of.len, of.words.to_vec()));
-        }
-        let usual = match desk.regions.is_empty() {
-            true => Answer::Arena,
-            false => Answer::Region,
-        };
-        match desk.answers.pop_front().unwrap_or(usual) {
-            Answer::Arena => Placement::Arena,
-            Answer::Region => Placement::Land(desk.regions.pop_front().expect("a region")),
-            Answer::Later => Placement::Later,
-            Answer::Refuse(status) => Placement::Refuse(status),
-        }
-    }
-
-    fn settled(&mut self, of: &Placed, how: Settled) {
-        self.desk().settled.push_back((*of, how));
-    }
-}
+use crate::placing::{RETRACTED, Settled};
+use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
 const DEVICES: [Semantics; 3] = [
     Semantics::Copy,
@@ -565,143 +457,6 @@ fn a_region_comes_back_although_nothing_comes_any_more() {
 }
 
 #[test]
-fn words_come_with_their_message() {
-    let mut bed = Bed::new(&BedConfig::default());
-    let peer = bed.session(0, WireMode::Lm, 1 << 20);
-    let source = Source::at(&mut bed, 1);
-    source.answer([Answer::Arena; 200]);
-    let mut dice = Dice(5);
-    // Announcements are lost, and repeated several in a packet.
-    bed.wire
-        .set_filter(move |_, packet| packet.len() > 1000 || dice.roll(4) > 0);
-    let words = |tag: u64| noise(tag, tag as usize % 49);
-    let mut received = 0;
-    for tag in 0..100 {
-        let mut region = loop {
-            match bed.hosts[0].loan(peer, 5000) {
-                Ok(region) => break region,
-                Err(error) => assert_eq!(error, LoanError::WouldBlock),
-            }
-            bed.round();
-        };
-        region.set_words(&noise(1, 7)).expect("not too long");
-        region.set_words(&words(tag)).expect("not too long");
-        assert_eq!(region.set_words(&[0; 49]), Err(WordsError::TooLong { len: 49 }));
-        fill(&mut region, &noise(tag, 5000));
-        let mut sent: Result<SendToken, _> = {
-            let now_ns = bed.now_ns;
-            bed.hosts[0].submit(region, tag, now_ns)
-        };
-        while let Err(error) = sent {
-            bed.round();
-            let now_ns = bed.now_ns;
-            sent = bed.hosts[0].submit(error.region, tag, now_ns);
-        }
-        while bed.hosts[1].take_message().expect("no failure").is_some() {
-            received += 1;
-        }
-    }
-    while received < 100 {
-        bed.round();
-        received += u32::from(bed.hosts[1].take_message().expect("no failure").is_some());
-    }
-    for (tag, (_, asked, len, found)) in (0..).zip(&source.desk().asked) {
-        assert_eq!((*asked, *len, found), (tag, 5000, &words(tag)));
-    }
-    assert_eq!(source.asked().len(), 100);
-    let mut small = bed.hosts[0].loan(peer, 100).expect("memory");
-    assert_eq!(small.set_words(b"op"), Err(WordsError::NotAnnounced));
-    let lines = [
-        WordsError::TooLong { len: 49 }.to_string(),
-        WordsError::NotAnnounced.to_string(),
-    ];
-    assert!(
-        lines
-            .iter()
-            .all(|line| line.lines().count() == 1 && line.contains(": "))
-    );
-    for _ in 0..100 {
-        bed.completion(0);
-    }
-}
-
-/// What a hostile sender puts into an announcement is skipped, and an application that names no message is told so.
-#[test]
-fn words_that_are_too_long_and_numbers_that_nobody_has() {
-    let mut bed = Bed::new(&BedConfig::default());
-    let peer = bed.session(0, WireMode::Lm, 1 << 20);
-    let source = Source::at(&mut bed, 1);
-    let (key, first) = {
-        let terms = bed.hosts[0]
-            .peers
-            .at(peer.index)
-            .outbound
-            .as_ref()
-            .expect("a session")
-            .terms;
-        (terms.key, terms.first_message)
-    };
-    let mut addressing = bed.hosts[1].addressing_to(data_address(0), mac_of(*data_address(0).ip()));
-    addressing = addressing.reversed();
-    let entry = AnnounceEntry {
-        len: 5000,
-        tag: 1,
-        delivery: None,
-        windows_released: AnnounceEntry::ALL_WINDOWS,
-    };
-    source.answer([Answer::Later, Answer::Later, Answer::Refuse(3)]);
-    let header = LmHeader::Announce {
-        session_key: key,
-        first,
-        entries: 3,
-        sent: 0,
-    };
-    let mut payload = Vec::new();
-    for opaque_len in [48u16, 49, 1300] {
-        let at = payload.len();
-        payload.extend(entry.encode());
-        payload[at + 18..at + 20].copy_from_slice(&opaque_len.to_be_bytes());
-        payload.resize(at + 24 + usize::from(opaque_len.next_multiple_of(4)), 0xee);
-    }
-    bed.wire.inject(1, 0, &lm_packet(&addressing, &header, &payload));
-    bed.rounds(20);
-    let words: Vec<usize> = source
-        .desk()
-        .asked
-        .iter()
-        .map(|(.., words)| words.len())
-        .collect();
-    assert_eq!(words, [48, 0, 0]);
-    // More than there is.
-    payload[18..20].fill(0xff);
-    bed.wire.inject(1, 0, &lm_packet(&addressing, &header, &payload));
-    bed.rounds(20);
-    assert_eq!(source.asked().len(), 3);
-    assert_eq!(bed.hosts[1].counters.drops.malformed, 1);
-
-    let from = sender(&mut bed);
-    let nobody = PeerId {
-        generation: from.generation.wrapping_add(1),
-        ..from
-    };
-    for (peer, number) in [
-        (from, first.wrapping_sub(1)),
-        (from, first.wrapping_add(3)),
-        (nobody, first),
-    ] {
-        assert!(!bed.hosts[1].retry(peer, number));
-        assert!(!bed.hosts[1].retract(peer, number));
-    }
-    // The third is refused, and waits for nobody.
-    assert!(!bed.hosts[1].retry(from, first.wrapping_add(2)));
-    assert!(!bed.hosts[1].retract(from, first.wrapping_add(2)));
-    // Without a landing queue, or a session, there is none either.
-    assert!(!bed.hosts[0].retry(peer, 0) && !bed.hosts[0].retract(peer, 0));
-    assert!(bed.hosts[1].retract(from, first));
-    assert_eq!(source.asked().len(), 3);
-}
-
-#[test]
 fn a_session_ends_while_its_messages_wait() {
     for semantics in DEVICES {
         for ends_at_sender in [true, false] {
@@ -809,7 +564,7 @@ fn sources_follow_one_another() {
 }
 
 /// Host 0, as host 1 knows it.
-fn sender(bed: &mut Bed) -> PeerId {
+pub(super) fn sender(bed: &mut Bed) -> PeerId {
     let from = bed.hosts[1].peers.find(data_address(0)).expect("a peer");
     bed.hosts[1].peers.id_of(from)
 }

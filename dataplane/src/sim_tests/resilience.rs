@@ -10,7 +10,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
-use super::placing::Source;
+use super::source::Source;
 use crate::completion::{Outcome, SendError};
 use crate::landing_side::Past;
 use crate::notices::Fault;

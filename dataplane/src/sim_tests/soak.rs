@@ -7,6 +7,7 @@
 //! `cargo xtask soak` runs many seeds. One seed again: `cargo xtask soak --seeds 1 --from SEED`.
 #![cfg(test)]
 
+mod books;
 mod plan;
 mod run;
 
@@ -16,9 +17,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::trace::{Hashes, recorded_seeds};
 use crate::release::Released;
 use crate::simnic::ImpairmentCounters;
+pub(super) use books::check_packets;
 use plan::Plan;
 use run::Run;
-pub(super) use run::check_packets;
 
 /// Seeds that an ordinary test run takes.
 const SEEDS: std::ops::Range<u64> = 0..120;
