@@ -193,6 +193,18 @@ pub struct Column {
     pub targets: &'static [Target],
 }
 
+impl Column {
+    /// Of which nothing is asked.
+    pub(crate) const fn new(place: &'static str, title: &'static str, unit: Unit) -> Column {
+        Column {
+            place,
+            title,
+            unit,
+            targets: &[],
+        }
+    }
+}
+
 /// A comparison that has been measured.
 #[derive(Debug)]
 pub struct Measured {

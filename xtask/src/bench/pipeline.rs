@@ -95,23 +95,25 @@ pub(super) fn comparisons() -> Vec<Comparison> {
 }
 
 const COLUMNS: &[Column] = &[
-    column("/produced_ms", "first byte produced to last byte produced", &[]),
-    column(
-        "/first_ms",
-        "first byte produced to first byte that can be read",
-        &[Target::AtMost(FIRST_MOST)],
+    Column::new(
+        "/produced_ms",
+        "first byte produced to last byte produced",
+        Milliseconds,
     ),
-    column("/whole_ms", "first byte produced to all that can be read", &[]),
-];
-
-const fn column(place: &'static str, title: &'static str, targets: &'static [Target]) -> Column {
     Column {
-        place,
-        title,
-        unit: Milliseconds,
-        targets,
-    }
-}
+        targets: &[Target::AtMost(FIRST_MOST)],
+        ..Column::new(
+            "/first_ms",
+            "first byte produced to first byte that can be read",
+            Milliseconds,
+        )
+    },
+    Column::new(
+        "/whole_ms",
+        "first byte produced to all that can be read",
+        Milliseconds,
+    ),
+];
 
 /// One run on a fresh bed.
 fn measure(bed: &Bed, lm_bench: &Path) -> Result<Sample> {

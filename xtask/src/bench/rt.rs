@@ -18,7 +18,7 @@ use lm_measure::statistics::Quantile;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use super::Unit::{self, FramesPerSecond, MbitPerSecond, Microseconds, Percent};
+use super::Unit::{FramesPerSecond, MbitPerSecond, Microseconds, Percent};
 use super::{Column, Comparison, Contender, Rounds, Sample, Target};
 use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, RealTime, Timetable};
@@ -181,35 +181,27 @@ const COLUMNS_SMOOTHED: &[Column] = &columns(
 
 /// What is asked of others: of their losses, and of their goodput.
 const fn columns(of_lost: &'static [Target], of_goodput: &'static [Target]) -> [Column; 11] {
-    const fn column(place: &'static str, title: &'static str, unit: Unit) -> Column {
-        Column {
-            place,
-            title,
-            unit,
-            targets: &[],
-        }
-    }
     [
         Column {
             targets: of_lost,
-            ..column(
+            ..Column::new(
                 "/others/lost_percent",
                 "table 4, others lost (paper: 16.9 %, with its smoother 22.6 %)",
                 Percent,
             )
         },
-        column("/lost_percent", "table 4, both classes lost", Percent),
-        column("/floor_percent", "table 4, both lost at least", Percent),
-        column("/capacity", "table 4, C: the port passes", FramesPerSecond),
-        column("/lost_at_senders_percent", "table 4, lost at senders", Percent),
-        column("/real_time/late_percent/0", "table 4, after 300 µs", Percent),
-        column("/real_time/late_percent/1", "table 4, after 1500 µs", Percent),
-        column("/real_time/delay_us/p50", "table 4, delay p50", Microseconds),
-        column("/real_time/delay_us/p99", "table 4, delay p99", Microseconds),
-        column("/real_time/delay_us/max", "table 4, longest delay", Microseconds),
+        Column::new("/lost_percent", "table 4, both classes lost", Percent),
+        Column::new("/floor_percent", "table 4, both lost at least", Percent),
+        Column::new("/capacity", "table 4, C: the port passes", FramesPerSecond),
+        Column::new("/lost_at_senders_percent", "table 4, lost at senders", Percent),
+        Column::new("/real_time/late_percent/0", "table 4, after 300 µs", Percent),
+        Column::new("/real_time/late_percent/1", "table 4, after 1500 µs", Percent),
+        Column::new("/real_time/delay_us/p50", "table 4, delay p50", Microseconds),
+        Column::new("/real_time/delay_us/p99", "table 4, delay p99", Microseconds),
+        Column::new("/real_time/delay_us/max", "table 4, longest delay", Microseconds),
         Column {
             targets: of_goodput,
-            ..column("/others/goodput_mbit", "table 4, others' goodput", MbitPerSecond)
+            ..Column::new("/others/goodput_mbit", "table 4, others' goodput", MbitPerSecond)
         },
     ]
 }

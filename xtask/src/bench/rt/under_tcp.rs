@@ -18,7 +18,7 @@ use lm_measure::rate::BitRate;
 use lm_measure::statistics::Quantile;
 use serde_json::{Value, json};
 
-use super::super::Unit::{self, MbitPerSecond, Microseconds, Percent};
+use super::super::Unit::{MbitPerSecond, Microseconds, Percent};
 use super::super::{Column, Comparison, Contender, Sample, Target, recipes};
 use super::{SET_UP_S, count, now_ns, number};
 use crate::bed::{Bed, BedConfig, Launch, Port, Program};
@@ -216,23 +216,15 @@ pub fn under_tcp(link: BitRate, congestion: &'static str, seconds: f64) -> Compa
 }
 
 const fn columns([p50, longest, lost, tcp, of_link]: [&'static str; 5]) -> [Column; 5] {
-    const fn column(place: &'static str, title: &'static str, unit: Unit) -> Column {
-        Column {
-            place,
-            title,
-            unit,
-            targets: &[],
-        }
-    }
     [
-        column("/time_us/p50", p50, Microseconds),
-        column("/time_us/max", longest, Microseconds),
-        column("/lost_percent", lost, Percent),
+        Column::new("/time_us/p50", p50, Microseconds),
+        Column::new("/time_us/max", longest, Microseconds),
+        Column::new("/lost_percent", lost, Percent),
         Column {
             targets: &[Target::RatioAtLeast(WAKING, KEPT_LEAST)],
-            ..column("/tcp/goodput_mbit", tcp, MbitPerSecond)
+            ..Column::new("/tcp/goodput_mbit", tcp, MbitPerSecond)
         },
-        column("/tcp/link_percent", of_link, Percent),
+        Column::new("/tcp/link_percent", of_link, Percent),
     ]
 }
 
