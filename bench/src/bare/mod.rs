@@ -37,7 +37,7 @@ pub(crate) use stream::{ReceiveReport, SendReport};
 
 use crate::cli::print;
 use crate::kept::Kept;
-use crate::suite::{Meter, Metered};
+use crate::suite::{Counted, Meter, Metered};
 
 /// The programs.
 #[derive(Debug, clap::Subcommand)]
@@ -135,9 +135,9 @@ pub struct PortArgs {
     /// By whose code
     #[arg(long, value_enum, default_value_t = Sockets::Own)]
     pub sockets: Sockets,
-    /// Count this program's system calls while it measures, by the kernel's tracepoint of this number
-    #[arg(long, value_name = "NUMBER")]
-    pub count_system_calls: Option<u64>,
+    /// What is counted while it measures
+    #[command(flatten)]
+    pub counted: Counted,
     /// File with a counter through which the receiver paces the sender (the same on both sides, streams on one host)
     #[arg(long)]
     pub pace: Option<PathBuf>,
@@ -156,7 +156,7 @@ impl PortArgs {
 
     fn meter(&self) -> io::Result<Meter> {
         Meter::new(Metered {
-            system_calls: self.count_system_calls,
+            counted: self.counted.clone(),
             ..Metered::default()
         })
     }

@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use super::bare::Recipe;
+use super::end::Counted;
 use super::frozen::{self, Frozen};
 use super::targets::{self, Least};
 use crate::cli::{Mode, parse_rate};
@@ -67,10 +68,9 @@ pub struct MeasureArgs {
     /// Keep everything in this file
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Count system calls, too, by the kernel's tracepoint of this number (both hosts have the same kernel): in the file id of raw_syscalls/sys_enter in
-    /// tracefs. What is measured takes longer for it, as the kernel takes a longer way for each
-    #[arg(long, value_name = "NUMBER")]
-    pub(super) count_system_calls: Option<u64>,
+    /// What is counted
+    #[command(flatten)]
+    pub(super) counted: Counted,
     /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, keep how far apart they
     /// were with it, and show ratios over near cores beside those of all rounds. A virtual machine's cores move
     #[arg(long)]

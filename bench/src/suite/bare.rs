@@ -7,8 +7,9 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::child::Place;
+use super::end::Counted;
 use super::host::LinkEnd;
-use super::measure::calls_of_both;
+use super::measure::per_message;
 use super::schema::{Round, TransferRound};
 use crate::bare::{self, Sockets};
 use crate::cli::Failure;
@@ -128,8 +129,9 @@ pub(super) struct BareSpec {
     queue: u32,
     near: End,
     far: End,
-    /// The tracepoint by which system calls are counted.
-    pub(super) system_calls: Option<u64>,
+    /// What is counted.
+    #[serde(default)]
+    pub(super) counted: Counted,
     /// Number of the file by which the receiver paces the sender, where both are on one machine.
     pace: Option<u64>,
 }
@@ -165,7 +167,7 @@ impl BareSpec {
             queue: u32::from(bulk && near.queues.min(far.queues) > 1),
             near: end(near),
             far: end(far),
-            system_calls: None,
+            counted: Counted::default(),
             pace: (same_machine && round_trips.is_none()).then(|| u64::from(std::process::id())),
         }
     }
@@ -196,9 +198,7 @@ impl BareSpec {
         if self.way.zero_copy {
             line.push_str(" --zero-copy");
         }
-        if let Some(tracepoint) = self.system_calls {
-            line.push_str(&format!(" --count-system-calls {tracepoint}"));
-        }
+        line.push_str(&self.counted.words());
         let is_long = self.payload > LONGEST_OF_ONE;
         let in_flight = match is_long {
             true => (IN_FLIGHT[1] / self.payload).clamp(8, IN_FLIGHT[0]),
@@ -264,7 +264,7 @@ impl BareSpec {
                 None => receive.cost.machine_s + send.cost.machine_s * receive.seconds / send.seconds,
             },
             spare_fraction: Vec::new(),
-            calls_per_message: calls_of_both([(&send.cost, send.packets), (&receive.cost, receive.packets)]),
+            counts: per_message([(&send.cost, send.packets), (&receive.cost, receive.packets)]),
         }))
     }
 }

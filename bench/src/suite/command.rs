@@ -156,6 +156,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         offloads: args.offloads_host,
     };
     let mut bench = Bench::connect(&to, args.place.as_deref(), args.core, &args.frozen)?;
+    bench.counted = args.counted.clone();
     let extent = Extent {
         warm_up: args.warm_up,
         seconds: args.seconds,
@@ -163,7 +164,6 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         rate: args.rate.map(|rate| rate.get() as f64),
         bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
         mode: args.mode,
-        system_calls: args.count_system_calls,
     };
     let cores = [&bench.here, &bench.far.hello].map(|hello| hello.host.cores[0] as usize);
     let mut run = Run {

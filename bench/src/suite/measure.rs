@@ -9,10 +9,10 @@ use lm_measure::statistics::Summary;
 use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
-use super::end::{Cost, Outcome, Spec, Task, Transport};
+use super::end::{Cost, Counted, Counts, Outcome, Spec, Task, Transport};
 use super::frozen::Frozen;
 use super::host::{LINK, LinkEnd};
-use super::schema::{LatencyRound, Link, Round, TransferRound, What};
+use super::schema::{LatencyRound, Link, PerMessage, Round, TransferRound, What};
 use super::serve::{Far, Hello};
 use super::tools::ToolSpec;
 use crate::cli::{Failure, Mode};
@@ -71,8 +71,6 @@ pub(super) struct Extent {
     pub(super) bit_rate: Option<f64>,
     /// How packets pass between driver and LM.
     pub(super) mode: Mode,
-    /// The tracepoint by which system calls are counted.
-    pub(super) system_calls: Option<u64>,
 }
 
 /// Both hosts and all links between them.
@@ -85,6 +83,8 @@ pub(super) struct Bench {
     polled: Option<Pair>,
     offloads: Option<Pair>,
     pub(super) here: Hello,
+    /// What is counted beside time.
+    pub(super) counted: Counted,
     /// The best way of each system on bare AF_XDP.
     recipes: BTreeMap<&'static str, Recipe>,
     /// Builds whose ends can be measured beside ours.
@@ -125,6 +125,7 @@ impl Bench {
             far,
             core,
             here: Hello::of_this_host(core),
+            counted: Counted::default(),
             recipes: BTreeMap::new(),
             frozen: frozen.to_vec(),
             modes: BTreeSet::new(),
@@ -244,7 +245,7 @@ impl Bench {
                     address: SocketAddrV4::new(far.address, port(transport)),
                     mtu: near.mtu.min(far.mtu),
                     mode: extent.mode,
-                    system_calls: extent.system_calls,
+                    counted: self.counted.clone(),
                 };
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
@@ -280,7 +281,7 @@ impl Bench {
                     zero_copy,
                 };
                 let mut spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
-                spec.system_calls = extent.system_calls;
+                spec.counted = self.counted.clone();
                 let launch = Launch::Bare(spec.clone());
                 let [here, there] = self.run(&launch, (&near, ""), limit, count.is_some())?;
                 if zero_copy {
@@ -360,7 +361,7 @@ impl Bench {
                 mean_ns: histogram.mean_ns(),
                 load_bits_per_s: (what == What::LatencyUnderLoad && there.seconds > 0.0)
                     .then(|| there.bytes as f64 * 8.0 / there.seconds),
-                calls_per_message: calls_of_both([(&here.cost, here.messages), (&there.cost, 0)]),
+                counts: per_message([(&here.cost, here.messages), (&there.cost, 0)]),
             };
             return (Round::Latency(round), Some(histogram));
         }
@@ -388,7 +389,7 @@ impl Bench {
                 .into_iter()
                 .flatten()
                 .collect(),
-            calls_per_message: calls_of_both([(&here.cost, here.messages), (&there.cost, there.messages)]),
+            counts: per_message([(&here.cost, here.messages), (&there.cost, there.messages)]),
         };
         (Round::Transfer(round), None)
     }
@@ -466,10 +467,17 @@ fn port(transport: Transport) -> u16 {
     }
 }
 
-/// System calls for each message of the near and of the far end, which have so many; nothing where they were not counted.
-pub(super) fn calls_of_both([near, far]: [(&Cost, u64); 2]) -> Vec<f64> {
-    let of = |(cost, messages): (&Cost, u64)| Some(cost.system_calls? as f64 / messages.max(1) as f64);
-    of(near).into_iter().chain(of(far)).collect()
+/// What was counted, for each message of the near and of the far end, which have so many.
+pub(super) fn per_message(ends: [(&Cost, u64); 2]) -> PerMessage {
+    let of_both = |of: fn(&Counts) -> Option<u64>| {
+        let of_end = |(cost, messages): (&Cost, u64)| Some(of(&cost.counts)? as f64 / messages.max(1) as f64);
+        ends.into_iter().filter_map(of_end).collect()
+    };
+    PerMessage {
+        calls_per_message: of_both(|counts| counts.system_calls),
+        wakeups_per_message: of_both(|counts| counts.wakeups),
+        doorbells_per_message: of_both(|counts| counts.doorbells),
+    }
 }
 
 fn task(what: What, extent: Extent) -> Task {

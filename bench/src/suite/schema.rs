@@ -199,9 +199,9 @@ pub struct LatencyRound {
     /// What the bulk transfer beside them moved, in bits of received payload per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_bits_per_s: Option<f64>,
-    /// System calls of the asking program for each, where they were counted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calls_per_message: Vec<f64>,
+    /// What was counted for each, at the asking end.
+    #[serde(flatten)]
+    pub counts: PerMessage,
 }
 
 /// One repetition of a transfer.
@@ -227,9 +227,23 @@ pub struct TransferRound {
     /// The sending core, then the receiving one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spare_fraction: Vec<f64>,
-    /// System calls of the sending and of the receiving program for each message that it sent or received, where they were counted.
+    /// What was counted for each message that the sending and the receiving program sent or received.
+    #[serde(flatten)]
+    pub counts: PerMessage,
+}
+
+/// What the kernel did for each message, where it was counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PerMessage {
+    /// System calls of the program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_per_message: Vec<f64>,
+    /// Its wake-ups of AF_XDP sockets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wakeups_per_message: Vec<f64>,
+    /// Doorbells of its core.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doorbells_per_message: Vec<f64>,
 }
 
 impl TransferRound {

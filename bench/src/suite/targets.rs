@@ -258,7 +258,7 @@ pub(super) fn ratios(rows: &[Row], mtu: u32, asked: &[Least]) -> Vec<Ratio> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schema::{Cores, TransferRound};
+    use super::super::schema::{Cores, PerMessage, TransferRound};
     use super::*;
 
     fn row(system: &str, gigabits: &[f64]) -> Row {
@@ -273,7 +273,7 @@ mod tests {
                 cpu_seconds_receive: 1.0,
                 cpu_seconds_machine: 2.0,
                 spare_fraction: Vec::new(),
-                calls_per_message: Vec::new(),
+                counts: PerMessage::default(),
             })
         });
         Row {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::child::Place;
-use super::schema::{LatencyRound, Round, TransferRound};
+use super::schema::{LatencyRound, PerMessage, Round, TransferRound};
 use crate::cli::Failure;
 
 /// Somebody else's program.
@@ -187,7 +187,7 @@ fn stream(at: u32, text: &str) -> Option<Round> {
         cpu_seconds_receive: receive,
         cpu_seconds_machine: send + receive,
         spare_fraction: Vec::new(),
-        calls_per_message: Vec::new(),
+        counts: PerMessage::default(),
     }))
 }
 
@@ -220,7 +220,7 @@ fn sockperf(at: u32, text: &str) -> Option<Round> {
         max_ns: after("<MAX> observation").map(|us| us * 1000.0),
         mean_ns: mean.map_or(p50_ns, |mean| mean * 1000.0),
         load_bits_per_s: None,
-        calls_per_message: Vec::new(),
+        counts: PerMessage::default(),
     }))
 }
 
@@ -237,7 +237,7 @@ fn known_mean(at: u32, count: u64, p50_ns: f64, mean_ns: f64) -> Round {
         max_ns: None,
         mean_ns,
         load_bits_per_s: None,
-        calls_per_message: Vec::new(),
+        counts: PerMessage::default(),
     })
 }
 

@@ -98,6 +98,12 @@ struct Measured {
     lost: f64,
     /// System calls of the near and the far program for each message, by a round of its own; of round trips the near one's alone.
     calls: [Option<f64>; 2],
+    /// Wake-ups of their AF_XDP sockets in the same round.
+    #[serde(default)]
+    wakeups: [Option<f64>; 2],
+    /// What their cores' drivers told the cards of descriptors.
+    #[serde(default)]
+    doorbells: [Option<f64>; 2],
     /// Why they are not there, though they were to be counted.
     uncounted: Option<String>,
     /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
@@ -160,7 +166,9 @@ impl Measured {
             } else {
                 0.0
             },
-            calls: calls(&report["counted"]),
+            calls: of_both(&report["counted"], "calls"),
+            wakeups: of_both(&report["counted"], "wakeups"),
+            doorbells: of_both(&report["counted"], "doorbells"),
             uncounted: report["uncounted"].as_str().map(str::to_owned),
             interrupts: interrupts(),
             failures,
@@ -215,9 +223,9 @@ impl Measured {
     }
 }
 
-/// What a round says of system calls.
-fn calls(round: &Value) -> [Option<f64>; 2] {
-    [0, 1].map(|end| round["calls_per_message"][end].as_f64())
+/// What a round has counted for each message, at both ends.
+fn of_both(round: &Value, what: &str) -> [Option<f64>; 2] {
+    [0, 1].map(|end| round[format!("{what}_per_message")][end].as_f64())
 }
 
 /// The rows that are asked for; what a system cannot do is left out.
@@ -459,8 +467,9 @@ fn table(measured: &[Measured]) -> Table {
         "p99 µs",
         "interrupts, near",
         "far",
-        "calls a message, near",
-        "far",
+        "calls a message",
+        "wake-ups",
+        "doorbells",
         "",
     ]);
     for one in measured {
@@ -472,6 +481,10 @@ fn table(measured: &[Measured]) -> Table {
         };
         let shown = |figure: Option<f64>, scale: f64, digits: usize| {
             figure.map_or("–".to_owned(), |figure| format!("{:.digits$}", figure / scale))
+        };
+        let ends = |both: [Option<f64>; 2]| match both {
+            [near, None] => shown(near, 1.0, 2),
+            [near, far] => format!("{}; {}", shown(near, 1.0, 2), shown(far, 1.0, 2)),
         };
         let p99 = Summary::of(&one.p99).map(|summary| summary.median);
         let p99 = match one.row.what {
@@ -486,8 +499,9 @@ fn table(measured: &[Measured]) -> Table {
             p99,
             near,
             far,
-            shown(one.calls[0], 1.0, 2),
-            shown(one.calls[1], 1.0, 2),
+            ends(one.calls),
+            ends(one.wakeups),
+            ends(one.doorbells),
             one.remark(),
         ]);
     }

@@ -74,11 +74,12 @@ fn what_failed_is_in_the_row() {
 #[test]
 fn system_calls_are_those_of_a_message() {
     assert_eq!(
-        calls(&json!({"calls_per_message": [2.0, 1.5]})),
+        of_both(&json!({"calls_per_message": [2.0, 1.5]}), "calls"),
         [Some(2.0), Some(1.5)]
     );
-    assert_eq!(calls(&json!({"calls_per_message": [2.5]})), [Some(2.5), None]);
-    assert_eq!(calls(&Value::Null), [None, None]);
+    let doorbells = json!({"calls_per_message": [1.0, 1.0], "doorbells_per_message": [2.5]});
+    assert_eq!(of_both(&doorbells, "doorbells"), [Some(2.5), None]);
+    assert_eq!(of_both(&Value::Null, "calls"), [None, None]);
     let report = json!({"uncounted": "no tracefs"});
     let one = Measured::of(&row(What::Stream), &ended(Outcome::Passed, report));
     assert_eq!(one.remark(), "system calls not counted: no tracefs");

@@ -445,7 +445,7 @@ mod tests {
             address: "127.0.0.1:1".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
-            system_calls: None,
+            counted: Default::default(),
         }
     }
 

@@ -26,24 +26,101 @@ pub struct Cost {
     pub machine_s: f64,
     /// What a loop of the lowest priority got of this core, as a part of what it gets when the core is idle.
     pub spare: Option<f64>,
-    /// System calls of the thread that did the work, where they were counted.
+    /// What was counted.
+    #[serde(default, skip_serializing_if = "Counts::is_empty")]
+    pub counts: Counts,
+}
+
+/// What the kernel did meanwhile, where it was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// System calls of the thread that did the work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_calls: Option<u64>,
+    /// Those of its calls that are to wake an AF_XDP socket's driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wakeups: Option<u64>,
+    /// Writes to a device that tell it of descriptors, on this core.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doorbells: Option<u64>,
+}
+
+impl Counts {
+    fn is_empty(&self) -> bool {
+        *self == Counts::default()
+    }
+}
+
+/// What is counted beside time: tracepoints of the kernel, by number. What is measured takes longer then, as the kernel takes a longer way
+/// through each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+pub struct Counted {
+    /// Count system calls, too, by the kernel's tracepoint of this number (both hosts have the same kernel): in the file id of raw_syscalls/sys_enter in
+    /// tracefs. What is measured takes longer for it, as the kernel takes a longer way for each
+    #[arg(long = "count-system-calls", value_name = "NUMBER")]
+    #[serde(default)]
+    system_calls: Option<u64>,
+    /// Count wake-ups of AF_XDP sockets as well: tracepoints that this program passes in each, separated by commas
+    #[arg(long = "count-wakeups", value_name = "NUMBERS", value_delimiter = ',')]
+    #[serde(default)]
+    wakeups: Vec<u64>,
+    /// Count doorbells as well: tracepoints that the driver passes on this program's core with each, separated by commas. One that is passed without as
+    /// well has a filter of the kernel's behind it, without spaces: 1234:packets>0
+    #[arg(long = "count-doorbells", value_name = "NUMBERS", value_delimiter = ',', value_parser = passes)]
+    #[serde(default)]
+    doorbells: Vec<Passes>,
+}
+
+/// A tracepoint's number, and which of its passes count.
+type Passes = (u64, Option<String>);
+
+fn passes(text: &str) -> Result<Passes, String> {
+    let (number, filter) = match text.split_once(':') {
+        Some((number, filter)) => (number, Some(filter.to_owned())),
+        None => (text, None),
+    };
+    let number = number.parse().map_err(|_| format!("{number} is no number"))?;
+    Ok((number, filter))
+}
+
+impl Counted {
+    /// Arguments of a program that counts the same.
+    pub(crate) fn words(&self) -> String {
+        let numbers = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        let filtered = |(number, filter): &Passes| match filter {
+            Some(filter) => format!("{number}:{filter}"),
+            None => number.to_string(),
+        };
+        let mut words = String::new();
+        for (option, numbers) in [
+            ("system-calls", numbers(self.system_calls.as_slice())),
+            ("wakeups", numbers(&self.wakeups)),
+            (
+                "doorbells",
+                self.doorbells.iter().map(filtered).collect::<Vec<_>>().join(","),
+            ),
+        ] {
+            if !numbers.is_empty() {
+                words.push_str(&format!(" --count-{option} {numbers}"));
+            }
+        }
+        words
+    }
 }
 
 /// What a meter looks at besides.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Metered {
     /// What is left of this core, by a loop of the lowest priority; the core must be idle when the meter is made.
     pub(crate) spare: bool,
-    /// System calls, by the number of the tracepoint that each passes; the kernel takes a longer way for each of them then.
-    pub(crate) system_calls: Option<u64>,
+    /// What is counted.
+    pub(crate) counted: Counted,
 }
 
 /// Measures from its making on, in the thread that made it.
 pub(crate) struct Meter {
     spare: Option<Spare>,
-    system_calls: Option<File>,
+    counters: Counters,
     begun: Option<Reading>,
 }
 
@@ -53,14 +130,14 @@ struct Reading {
     process_s: f64,
     machine_s: f64,
     turns: u64,
-    system_calls: Option<u64>,
+    counts: Counts,
 }
 
 impl Meter {
     pub(crate) fn new(metered: Metered) -> io::Result<Meter> {
         Ok(Meter {
             spare: metered.spare.then(Spare::start).transpose()?,
-            system_calls: metered.system_calls.map(count_system_calls).transpose()?,
+            counters: Counters::new(&metered.counted)?,
             begun: None,
         })
     }
@@ -74,23 +151,17 @@ impl Meter {
             process_s: process_s - loop_s,
             machine_s: machine_busy_s().unwrap_or(0.0),
             turns,
-            system_calls: None,
+            counts: Counts::default(),
         }
-    }
-
-    /// So far, this reading among them.
-    fn system_calls(&self) -> Option<u64> {
-        let mut count = [0; 8];
-        let mut counter = self.system_calls.as_ref()?;
-        counter.read_exact(&mut count).ok()?;
-        Some(u64::from_ne_bytes(count))
     }
 
     /// From here on it counts.
     pub(crate) fn begin(&mut self) {
         let mut begun = self.read();
         // After what the other figures take, and before it at the end.
-        begun.system_calls = self.system_calls();
+        begun.counts.wakeups = self.counters.wakeups();
+        begun.counts.doorbells = self.counters.doorbells();
+        begun.counts.system_calls = self.counters.system_calls();
         self.begun = Some(begun);
     }
 
@@ -99,7 +170,11 @@ impl Meter {
         let Some(begun) = self.begun else {
             return Cost::default();
         };
-        let system_calls = self.system_calls();
+        let counts = Counts {
+            system_calls: self.counters.system_calls(),
+            wakeups: self.counters.wakeups(),
+            doorbells: self.counters.doorbells(),
+        };
         let now = self.read();
         let seconds = (now.at - begun.at).as_secs_f64();
         Cost {
@@ -109,18 +184,71 @@ impl Meter {
                 .spare
                 .as_ref()
                 .map(|spare| (now.turns - begun.turns) as f64 / seconds / spare.idle_turns_per_s),
-            system_calls: system_calls
-                .zip(begun.system_calls)
-                .map(|(now, begun)| now - begun - 1),
+            counts: counts.since(&begun.counts),
         }
     }
 }
 
-/// The counter of this thread's system calls.
-fn count_system_calls(tracepoint: u64) -> io::Result<File> {
-    sys::count_passes(tracepoint).map_err(|error| {
+impl Counts {
+    /// What came since; of system calls the one that reads their number at the end is among them.
+    fn since(&self, begun: &Counts) -> Counts {
+        let came = |now: Option<u64>, begun: Option<u64>| Some(now? - begun?);
+        Counts {
+            system_calls: came(self.system_calls, begun.system_calls).map(|count| count - 1),
+            wakeups: came(self.wakeups, begun.wakeups),
+            doorbells: came(self.doorbells, begun.doorbells),
+        }
+    }
+}
+
+/// Counters of the kernel's, for the thread that made them and its core.
+struct Counters {
+    system_calls: Vec<File>,
+    wakeups: Vec<File>,
+    doorbells: Vec<File>,
+}
+
+impl Counters {
+    fn new(counted: &Counted) -> io::Result<Counters> {
+        let core = Some(rustix::thread::sched_getcpu() as i32);
+        let own = |at: &u64| counter(*at, None, None);
+        let on_core = |(at, filter): &Passes| counter(*at, core, filter.as_deref());
+        Ok(Counters {
+            system_calls: counted.system_calls.iter().map(own).collect::<io::Result<_>>()?,
+            wakeups: counted.wakeups.iter().map(own).collect::<io::Result<_>>()?,
+            doorbells: counted.doorbells.iter().map(on_core).collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// So far, this reading among them.
+    fn system_calls(&self) -> Option<u64> {
+        sum(&self.system_calls)
+    }
+
+    fn wakeups(&self) -> Option<u64> {
+        sum(&self.wakeups)
+    }
+
+    fn doorbells(&self) -> Option<u64> {
+        sum(&self.doorbells)
+    }
+}
+
+/// What these have counted; `None` where there is none.
+fn sum(counters: &[File]) -> Option<u64> {
+    let read = |mut counter: &File| {
+        let mut count = [0; 8];
+        counter.read_exact(&mut count).ok()?;
+        Some(u64::from_ne_bytes(count))
+    };
+    (!counters.is_empty()).then(|| counters.iter().map(read).sum())?
+}
+
+/// A counter of passes, of this thread or of a core.
+fn counter(tracepoint: u64, core: Option<i32>, filter: Option<&str>) -> io::Result<File> {
+    sys::count_passes(tracepoint, core, filter).map_err(|error| {
         let what = format!(
-            "cannot count passes of tracepoint {tracepoint}: {error}; name that of raw_syscalls/sys_enter, as root"
+            "cannot count passes of tracepoint {tracepoint}: {error}; name one that tracefs has, as root"
         );
         io::Error::new(error.kind(), what)
     })
@@ -234,7 +362,7 @@ mod tests {
         }
         let cost = meter.end();
         assert!(
-            cost.process_s >= 0.05 && cost.spare.is_none() && cost.system_calls.is_none(),
+            cost.process_s >= 0.05 && cost.spare.is_none() && cost.counts.is_empty(),
             "{cost:?}"
         );
     }
@@ -247,7 +375,10 @@ mod tests {
             return;
         };
         let mut meter = Meter::new(Metered {
-            system_calls: Some(id.trim().parse().unwrap()),
+            counted: Counted {
+                system_calls: Some(id.trim().parse().unwrap()),
+                ..Counted::default()
+            },
             ..Metered::default()
         })
         .unwrap();
@@ -256,7 +387,44 @@ mod tests {
             for _ in 0..calls {
                 let _time = clock_gettime(ClockId::ProcessCPUTime);
             }
-            assert_eq!(meter.end().system_calls, Some(calls));
+            assert_eq!(meter.end().counts.system_calls, Some(calls));
         }
+    }
+
+    #[test]
+    fn passes_of_several_tracepoints_add_up_in_the_thread_and_on_its_core() {
+        let id = std::fs::read_to_string("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id");
+        let Ok(id) = id else {
+            println!("NOT IN THIS KERNEL: the tracepoint of system calls");
+            return;
+        };
+        let id: u64 = id.trim().parse().unwrap();
+        let counted = Counted {
+            wakeups: vec![id, id],
+            doorbells: vec![(id, None), (id, Some("id<0".to_owned()))],
+            ..Counted::default()
+        };
+        assert_eq!(
+            counted.words(),
+            format!(" --count-wakeups {id},{id} --count-doorbells {id},{id}:id<0")
+        );
+        assert_eq!(passes("7:id<0"), Ok((7, Some("id<0".to_owned()))));
+        let core = rustix::thread::sched_getcpu();
+        let mut meter = Meter::new(Metered {
+            counted,
+            ..Metered::default()
+        })
+        .unwrap();
+        meter.begin();
+        for _ in 0..100 {
+            let _time = clock_gettime(ClockId::ProcessCPUTime);
+        }
+        let counts = meter.end().counts;
+        assert!(counts.wakeups >= Some(200), "{counts:?}");
+        // The thread may have moved.
+        assert!(
+            counts.doorbells >= Some(100) || rustix::thread::sched_getcpu() != core,
+            "{counts:?}"
+        );
     }
 }

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
 pub use meter::Cost;
-pub(crate) use meter::{Meter, Metered};
+pub(crate) use meter::{Counted, Counts, Meter, Metered};
 use real_time::Sending;
 use timetable::Timetable;
 
@@ -117,9 +117,9 @@ pub(crate) struct Spec {
     pub(crate) mtu: u32,
     /// How packets pass between driver and LM.
     pub(crate) mode: Mode,
-    /// The tracepoint by which system calls are counted; what is measured takes longer then.
+    /// What is counted.
     #[serde(default)]
-    pub(crate) system_calls: Option<u64>,
+    pub(crate) counted: Counted,
 }
 
 /// Which of the two ends.
@@ -241,8 +241,8 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
         Ok(outcome)
     };
     let meter = |spare| {
-        let system_calls = spec.system_calls;
-        Meter::new(Metered { spare, system_calls }).map_err(failed)
+        let counted = spec.counted.clone();
+        Meter::new(Metered { spare, counted }).map_err(failed)
     };
     if matches!(spec.task, Task::Timetable(_) | Task::RealTime(_)) {
         // Without the right to do so it is as late as the machine lets it be.

@@ -1,5 +1,6 @@
 //! System calls that neither `std` nor `rustix` has: many datagrams at once, zero-copy sends, the idle scheduling class.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
@@ -99,21 +100,25 @@ const _: () = assert!(size_of::<EventAttributes>() == 64);
 /// `PERF_TYPE_TRACEPOINT`.
 const TRACEPOINT: u32 = 2;
 
-/// A file that counts how often the calling thread passes a tracepoint of the kernel: reading 8 bytes gives the count so far (perf_event_open(2)).
-pub(super) fn count_passes(tracepoint: u64) -> io::Result<File> {
+/// A file that counts how often a tracepoint of the kernel is passed, by the calling thread or by whatever runs on a core; with `filter`, of those passes that it names: reading 8 bytes gives the count so far (perf_event_open(2)).
+pub(super) fn count_passes(tracepoint: u64, core: Option<i32>, filter: Option<&str>) -> io::Result<File> {
     let attributes = EventAttributes {
         kind: TRACEPOINT,
         size: size_of::<EventAttributes>() as u32,
         config: tracepoint,
         ..EventAttributes::default()
     };
-    // SAFETY: the attributes are alive and as long as they say. This thread, any core, no group; closed on exec.
+    let (thread, core) = match core {
+        Some(core) => (-1, core),
+        None => (0, -1),
+    };
+    // SAFETY: the attributes are alive and as long as they say. This thread on any core, or any on this core; no group; closed on exec.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             ptr::from_ref(&attributes),
-            0,
-            -1,
+            thread,
+            core,
             -1,
             PERF_FLAG_FD_CLOEXEC,
         )
@@ -123,11 +128,21 @@ pub(super) fn count_passes(tracepoint: u64) -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: just created, owned by nobody else.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    let counter = unsafe { File::from_raw_fd(fd) };
+    if let Some(filter) = filter {
+        let filter = CString::new(filter)?;
+        // SAFETY: the descriptor is open, and the text is alive and ends with a zero.
+        let set = unsafe { libc::ioctl(fd, PERF_EVENT_IOC_SET_FILTER, filter.as_ptr()) };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(counter)
 }
 
 /// Of `include/uapi/linux/perf_event.h`.
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+const PERF_EVENT_IOC_SET_FILTER: libc::c_ulong = 0x4008_2406;
 
 /// Datagrams that are sent or received by one system call.
 pub(super) struct Batch {

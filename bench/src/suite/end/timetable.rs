@@ -314,7 +314,7 @@ mod tests {
             address,
             mtu: 1500,
             mode: Mode::Auto,
-            system_calls: None,
+            counted: Default::default(),
         }
     }
 

@@ -389,7 +389,7 @@ mod tests {
             address: "127.0.0.1:0".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
-            system_calls: None,
+            counted: Default::default(),
         };
         let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
         assert!(error.to_string().contains("no datagram came within"), "{error}");

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::interrupts::set_usecs;
 use super::pair::{await_link, hosts, spread_evenly, steer};
+use super::probes::Probes;
 use super::sessions;
 use crate::bed::leftovers::{Registered, temporary_folder};
 use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program, middle};
@@ -26,6 +27,17 @@ const COUNTED_WARM_UP: f64 = 0.05;
 const COUNTED_SECONDS: f64 = 0.1;
 /// Where the kernel numbers the tracepoint that each system call passes.
 const SYSTEM_CALLS: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id";
+/// Functions that a program's wake-ups of AF_XDP sockets call.
+const WAKEUPS: [&str; 3] = ["xsk_sendmsg", "xsk_recvmsg", "xsk_poll"];
+/// Functions of drivers that tell a card of descriptors once a call: of igb, for packets of AF_XDP in zero-copy mode, for all others, and both ways to
+/// give it frames; of virtio, which leaves it out where the device looks anyway.
+const DOORBELLS_OF_IGB: [&str; 4] = [
+    "xsk_tx_peek_release_desc_batch()",
+    "igb_xmit_frame_ring",
+    "igb_alloc_rx_buffers",
+    "igb_alloc_rx_buffers_zc",
+];
+const DOORBELLS_OF_VIRTIO: [&str; 2] = ["vp_notify", "vp_notify_with_data"];
 /// For igb's `ethtool -C IF rx-usecs` and `tx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the length of
 /// packets, to 0.8 ms here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. In zero-copy mode packets leave by the
 /// interrupt of the transmit queue, so that `tx-usecs` is a packet's delay. Without any (0) each packet has an interrupt, and kernel UDP's receiver
@@ -34,6 +46,15 @@ pub const USECS: u32 = 10;
 
 /// What the names of systems of `lm-bench` begin with that are an earlier build's.
 pub const FROZEN: &str = "lm@";
+
+/// What a function of the kernel's stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// A call of the program's that may wake an AF_XDP socket's driver.
+    Wakeup,
+    /// A write to a card that tells it of descriptors.
+    Doorbell,
+}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -96,7 +117,7 @@ pub struct Row {
     pub usecs: u32,
     /// Whether taps of the host join the cards, on which virtio-net has two queues.
     pub taps: bool,
-    /// Whether system calls are counted, in a round that does not count otherwise.
+    /// Whether system calls, wake-ups and doorbells are counted, in a round that does not count otherwise.
     pub calls: bool,
 }
 
@@ -215,15 +236,7 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
     ))?;
     let after = counts(bed)?;
     let counted = match row.calls {
-        true => {
-            let tracepoint =
-                std::fs::read_to_string(SYSTEM_CALLS).context("no tracepoint of system calls")?;
-            let counted = format!(
-                "{line} --warm-up {COUNTED_WARM_UP} --seconds {COUNTED_SECONDS} --count-system-calls {}",
-                tracepoint.trim()
-            );
-            bench.run(&counted)?.1
-        }
+        true => count(&bench, &line, row.device)?,
         false => Value::Null,
     };
     bench.stop()?;
@@ -238,6 +251,39 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
         "counted": counted["rows"][0]["rounds"][0],
         "uncounted": counted["failures"][0]["why"],
     }))
+}
+
+/// The report of a round in which system calls, wake-ups and doorbells are counted.
+fn count(bench: &LmBench<'_>, line: &str, device: Device) -> Result<Value> {
+    let calls = std::fs::read_to_string(SYSTEM_CALLS).context("no tracepoint of system calls")?;
+    let doorbells = match device {
+        Device::Igb => &DOORBELLS_OF_IGB[..],
+        Device::VirtioNet => &DOORBELLS_OF_VIRTIO,
+        Device::Veth => &[],
+    };
+    let of_kind = |functions: &[&'static str], kind| {
+        functions
+            .iter()
+            .map(move |&name| (name, kind))
+            .collect::<Vec<_>>()
+    };
+    let functions = [
+        of_kind(&WAKEUPS, Counted::Wakeup),
+        of_kind(doorbells, Counted::Doorbell),
+    ]
+    .concat();
+    let probes = Probes::set(&functions)?;
+    let mut line = format!(
+        "{line} --warm-up {COUNTED_WARM_UP} --seconds {COUNTED_SECONDS} --count-system-calls {}",
+        calls.trim()
+    );
+    for (option, kind) in [("wakeups", Counted::Wakeup), ("doorbells", Counted::Doorbell)] {
+        let numbers = probes.numbers(kind)?;
+        if !numbers.is_empty() {
+            line.push_str(&format!(" --count-{option} {numbers}"));
+        }
+    }
+    Ok(bench.run(&line)?.1)
 }
 
 /// `lm-bench serve` on the right host of a bed, and its commands on the left one.

@@ -5,8 +5,6 @@
 //! counted, so a run in which copies are made must move the counters of the copying ways: else nothing was shown.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,11 +14,10 @@ use serde_json::{Value, json};
 use super::super::devices::Device;
 use super::super::protocol::{Mode, Plan};
 use super::overlay::Pair;
+use super::probes::{Probes, TRACING};
 use super::spoil;
 use super::transfer::{self, Source};
 
-const TRACING: &str = "/sys/kernel/tracing";
-const GROUP: &str = "lm_copies";
 /// A probe misses a call in an interrupt that comes within another probe. Then everything is counted once more.
 const ATTEMPTS: u32 = 4;
 
@@ -100,52 +97,13 @@ impl Counts {
 /// # Errors
 /// Those of `run`, and when tracefs refuses the probes.
 pub(super) fn copies_counted<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Counts)> {
-    let probes = Probes::set()?;
+    let probes = Probes::set(&FUNCTIONS)?;
+    probes.enable()?;
     let value = run()?;
     Ok((value, probes.read()?))
 }
 
-/// Probes in the kernel; gone when this is dropped.
-struct Probes {
-    /// Event names and what they count.
-    events: Vec<(String, &'static str, Way)>,
-    not_counted: Vec<&'static str>,
-}
-
-impl Probes {
-    fn set() -> Result<Probes> {
-        let list = Path::new(TRACING).join("available_filter_functions");
-        let list = std::fs::read_to_string(&list).with_context(|| {
-            format!(
-                "cannot read {}; mount tracefs, in a kernel with kprobes",
-                list.display()
-            )
-        })?;
-        let mut probes = Probes {
-            events: Vec::new(),
-            not_counted: Vec::new(),
-        };
-        for (function, way) in FUNCTIONS {
-            let before = probes.events.len();
-            for symbol in symbols(&list, function) {
-                let event = format!("f{}", probes.events.len());
-                // A symbol that is there twice cannot be named; then the function counts as missing.
-                if append("kprobe_events", &format!("p:{GROUP}/{event} {symbol}")).is_ok() {
-                    probes.events.push((event, function, way));
-                }
-            }
-            if probes.events.len() == before {
-                probes.not_counted.push(function);
-            }
-        }
-        ensure!(
-            !probes.events.is_empty(),
-            "the kernel lets no function be counted"
-        );
-        append(&format!("events/{GROUP}/enable"), "1").context("cannot enable the probes")?;
-        Ok(probes)
-    }
-
+impl Probes<Way> {
     fn read(&self) -> Result<Counts> {
         let path = Path::new(TRACING).join("kprobe_profile");
         let text =
@@ -169,39 +127,6 @@ impl Probes {
         }
         Ok(counts)
     }
-}
-
-impl Drop for Probes {
-    fn drop(&mut self) {
-        // A probe that stays counts on, and harms nobody; the next run names it otherwise.
-        let _ = append(&format!("events/{GROUP}/enable"), "0");
-        for (event, ..) in &self.events {
-            let _ = append("kprobe_events", &format!("-:{GROUP}/{event}"));
-        }
-    }
-}
-
-fn append(file: &str, line: &str) -> std::io::Result<()> {
-    let mut file = OpenOptions::new()
-        .append(true)
-        .open(Path::new(TRACING).join(file))?;
-    file.write_all(format!("{line}\n").as_bytes())
-}
-
-/// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`), `MODULE:NAME`.
-fn symbols(list: &str, function: &str) -> Vec<String> {
-    let matching = |line: &str| {
-        let mut words = line.split_whitespace();
-        let name = words.next()?;
-        let is_it = name
-            .strip_prefix(function)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-        let module = words
-            .next()
-            .map(|word| word.trim_matches(['[', ']']).to_owned() + ":");
-        is_it.then(|| module.unwrap_or_default() + name)
-    };
-    list.lines().filter_map(matching).collect()
 }
 
 /// Hits and misses of each event: `NAME HITS MISSES` a line.
@@ -358,18 +283,6 @@ mod tests {
                 .insert((*function).to_owned(), *count);
         }
         counts
-    }
-
-    #[test]
-    fn symbols_are_the_function_and_its_variants() {
-        let list = "__xsk_rcv_zc.constprop.0\n__xsk_rcv\n__xsk_rcv_zc_safe\nxsk_construct_skb [virtio_net]\n";
-        assert_eq!(symbols(list, "__xsk_rcv"), ["__xsk_rcv"]);
-        assert_eq!(symbols(list, "__xsk_rcv_zc"), ["__xsk_rcv_zc.constprop.0"]);
-        assert_eq!(
-            symbols(list, "xsk_construct_skb"),
-            ["virtio_net:xsk_construct_skb"]
-        );
-        assert!(symbols(list, "xsk_copy_xdp").is_empty());
     }
 
     #[test]

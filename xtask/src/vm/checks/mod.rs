@@ -10,6 +10,7 @@ mod fragments;
 mod interrupts;
 pub mod overlay;
 mod pair;
+mod probes;
 mod rate;
 mod refusals;
 mod sessions;
