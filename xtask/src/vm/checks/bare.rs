@@ -3,9 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::pair::{Pair, await_detached, await_link, require_zero_copy, spread_evenly, steer};
+use super::pair::{Pair, Steering, await_detached, await_link, require_zero_copy};
 use crate::bed::{Host, INTERFACE, Launch};
 use crate::vm::devices::Device;
+use crate::vm::guest::cards;
 use crate::vm::protocol::Plan;
 
 /// Round trips that count.
@@ -16,16 +17,15 @@ const PAYLOAD: u64 = 1000;
 /// Round trips from the first packet on, though the card loses its link when the program comes, and a stream; copied, and in zero-copy mode.
 pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     require_zero_copy(device)?;
+    let has_queues = device
+        .driver()
+        .is_some_and(|driver| cards(driver).iter().all(|card| card.rx_queues > 1));
     let pair = Pair::new(plan, device)?;
     let ends = [pair.bed.left(), pair.bed.right()];
-    // Which queue a packet comes to is the card's choice, and there is one socket.
-    for host in ends {
-        let _one_queue = steer(host, 0)?;
-    }
+    let steering = Steering::of_bare(device, 0, has_queues);
+    ends.into_iter().try_for_each(|host| steering.begin(host))?;
     let measured = measure(&pair);
-    for host in ends {
-        spread_evenly(host)?;
-    }
+    ends.into_iter().try_for_each(|host| steering.end(host))?;
     measured
 }
 

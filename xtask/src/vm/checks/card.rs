@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::interrupts::set_usecs;
-use super::pair::{await_link, hosts, spread_evenly, steer};
+use super::pair::{Steering, await_link, hosts};
 use super::probes::Probes;
 use super::sessions;
 use crate::bed::leftovers::{Registered, temporary_folder};
@@ -170,24 +170,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             host.switch_segmentation_offloads(true)?;
         }
     }
-    // A bare socket has the packets of its queue and no others, and which queue a packet comes to is the card's choice.
+    let steering = match row.system.as_str() {
+        "bare" => Steering::of_bare(row.device, row.what.bare_queue(), row.taps),
+        _ => Steering::Nothing,
+    };
     let ends = [bed.left(), bed.right()];
-    let is_steered = row.system == "bare" && steer_to(ends, row.what.bare_queue())?;
+    ends.into_iter().try_for_each(|host| steering.begin(host))?;
     await_link(&bed)?;
     let measured = measure(&bed, &row);
-    // The card keeps its table when the bed has gone.
-    if is_steered {
-        ends.into_iter().try_for_each(spread_evenly)?;
-    }
+    // The card keeps it when the bed has gone.
+    ends.into_iter().try_for_each(|host| steering.end(host))?;
     println!("{}", measured?);
     Ok(())
-}
-
-/// Whether there is a choice of queues.
-fn steer_to(ends: [&Host; 2], queue: u32) -> Result<bool> {
-    let steered = ends.map(|host| steer(host, queue));
-    let [near, far] = steered;
-    Ok(near? && far?)
 }
 
 /// A card's interrupts come to its host's own core, and at the interval that the row asks for.

@@ -193,7 +193,7 @@ pub const TABLE: &[Check] = &[
         list: List::Long,
         limit_s: 120,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
-        run: Run::Each(&[Device::Igb], bare::check),
+        run: Run::Each(CARDS, bare::check),
     },
     Check {
         name: "interrupts",

@@ -311,6 +311,55 @@ pub(super) fn spread_evenly(host: &Host) -> Result<()> {
     host.spawn(program)?.finish().map(drop)
 }
 
+/// What is done that the packets for a bare socket come to its queue: which one a packet comes to is the card's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Steering {
+    /// Whoever receives sees to it, or there is one queue.
+    Nothing,
+    /// The card's RSS table names that queue alone.
+    Table(u32),
+    /// The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set, the driver names the number of queues
+    /// once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and QEMU has no table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun
+    /// chooses a queue by its own hash.
+    OneQueue,
+}
+
+impl Steering {
+    pub(super) fn of_bare(device: Device, queue: u32, has_queues: bool) -> Steering {
+        match device {
+            Device::Igb => Steering::Table(queue),
+            Device::VirtioNet if has_queues => Steering::OneQueue,
+            Device::VirtioNet | Device::Veth => Steering::Nothing,
+        }
+    }
+
+    pub(super) fn begin(self, host: &Host) -> Result<()> {
+        match self {
+            Steering::Nothing => Ok(()),
+            Steering::Table(queue) => {
+                let is_steered = steer(host, queue)?;
+                ensure!(is_steered, "{} takes no RSS table for queue {queue}", host.name());
+                Ok(())
+            }
+            Steering::OneQueue => set_queues(host, 1),
+        }
+    }
+
+    /// The card keeps what was set when the bed has gone.
+    pub(super) fn end(self, host: &Host) -> Result<()> {
+        match self {
+            Steering::Nothing => Ok(()),
+            Steering::Table(_) => spread_evenly(host),
+            Steering::OneQueue => set_queues(host, qemu::VIRTIO_QUEUES),
+        }
+    }
+}
+
+fn set_queues(host: &Host, queues: u32) -> Result<()> {
+    let program = Launch::new("ethtool").args(["-L", INTERFACE, "combined", &queues.to_string()]);
+    host.spawn(program)?.finish().map(drop)
+}
+
 /// Where this kernel's driver has no zero-copy, what needs it is skipped.
 pub(super) fn require_zero_copy(device: Device) -> Result<()> {
     let release = facts()["kernel"].as_str().unwrap_or_default().to_owned();
