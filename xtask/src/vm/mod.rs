@@ -282,6 +282,7 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         devices: devices.to_vec(),
         huge_pages: qemu::HUGE_PAGES,
         mode: choice.mode,
+        clock: choice.clock,
         short: choice.purpose.is_short(),
         spoil: None,
         tasks: tasks.to_vec(),

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::checks::card::Row;
 use super::devices::Device;
+use super::qemu::Clock;
 
 /// Where the plan lies in the guest.
 pub const PLAN_PATH: &str = "/lm/plan.json";
@@ -23,6 +24,8 @@ pub struct Plan {
     pub huge_pages: u32,
     /// How LM's programs are to receive where a check does not say otherwise.
     pub mode: Mode,
+    /// What the guest's time is.
+    pub clock: Clock,
     /// Whether checks are to do less.
     pub short: bool,
     /// The fault to put into a check; the check's own command line says which.
@@ -42,6 +45,8 @@ pub enum Spoil {
     Message,
     /// A card is left with another RSS table.
     Card,
+    /// A card holds its interrupts back for longer than it is to.
+    Interrupts,
 }
 
 impl Spoil {
@@ -51,6 +56,7 @@ impl Spoil {
             Spoil::File => "file",
             Spoil::Message => "message",
             Spoil::Card => "card",
+            Spoil::Interrupts => "interrupts",
         }
     }
 
@@ -60,6 +66,7 @@ impl Spoil {
             Spoil::File => "SHA-256",
             Spoil::Message => "changed",
             Spoil::Card => "the RSS tables were",
+            Spoil::Interrupts => "waited for a timer",
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
 
 /// What igb comes with: it adapts the interval to the traffic (`IGB_DEFAULT_ITR`).
-const DRIVERS_OWN: u32 = 3;
+pub(super) const DRIVERS_OWN: u32 = 3;
 /// Longer than any command here takes, in seconds.
 const LIMIT: u32 = 880;
 

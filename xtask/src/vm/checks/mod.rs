@@ -18,6 +18,7 @@ mod spoil;
 mod stall;
 mod streams;
 mod transfer;
+mod waits;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -203,6 +204,13 @@ pub const TABLE: &[Check] = &[
         run: Run::Each(&[Device::Igb], interrupts::check),
     },
     Check {
+        name: "waits",
+        list: List::Short,
+        limit_s: 480,
+        about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none waits for a timer",
+        run: Run::Each(CARDS, waits::check),
+    },
+    Check {
         name: "packets-per-second",
         list: List::Named,
         limit_s: 600,
@@ -212,10 +220,11 @@ pub const TABLE: &[Check] = &[
 ];
 
 /// Checks that are run with a fault, too, and must find it.
-pub const SPOILED: [(&str, Spoil); 3] = [
+pub const SPOILED: [(&str, Spoil); 4] = [
     ("virtio-net/transfer-copies", Spoil::File),
     ("virtio-net/finality", Spoil::Message),
     ("virtio-net/rebind", Spoil::Card),
+    ("igb/waits", Spoil::Interrupts),
 ];
 
 /// A check of one device, or of the machine.
