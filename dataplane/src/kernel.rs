@@ -20,16 +20,20 @@ use lm_protocol::landing::SessionAdmission;
 use crate::daemon::Daemon;
 use crate::daemon::ipc::Joined;
 use crate::memory::Mapping;
+use crate::napi::Napi;
 use crate::port::{
     Attend, Attended, Datagrams, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
     RxQueue as _, Socket, Steer, WakeError,
 };
-use crate::queue_poll::QueuePoller;
+use crate::queue_poll::{QueuePoller, prefer_busy_polling};
 use crate::ring_queue::{Bell, RingRx, RingTx};
 use crate::udp::UdpPair;
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
 use side::Side;
+
+/// Packets that a wake-up may take as it sends: what a driver takes at a time (`NAPI_POLL_WEIGHT`).
+const PACKETS_OF_A_CALL: libc::c_int = 64;
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -288,6 +292,9 @@ impl KernelNic {
             true => QueuePoller::new(*self.side.udp.local().ip()).ok(),
             false => None,
         };
+        if xsk.zero_copy() {
+            self.send_in_calls(&xsk);
+        }
         let xsk = Arc::new(xsk);
         *self.slot(queue)? = Some(Open {
             xsk: xsk.clone(),
@@ -302,6 +309,20 @@ impl KernelNic {
             RingRx::new(rings.fill, rings.rx, log, xsk)
         });
         Ok((rx, tx))
+    }
+
+    /// Has packets leave, and those that came be taken, in the calls that wake the driver, where one NAPI instance does both: by themselves these
+    /// calls ask a card for an interrupt, which it may hold back. Where that cannot be they go on to.
+    fn send_in_calls(&self, xsk: &Xsk) {
+        let shared = Napi::shared_by(self.interface_index, xsk.queue());
+        let set = match shared {
+            Ok(Some(_)) => prefer_busy_polling(xsk, PACKETS_OF_A_CALL),
+            Ok(None) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = set {
+            tracing::debug!("queue {}: packets leave by interrupts: {error}", xsk.queue());
+        }
     }
 
     /// Takes a queue out of the gate, and its socket out of our list.

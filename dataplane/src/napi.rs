@@ -15,8 +15,15 @@ use netlink_sys::{Socket, protocols::NETLINK_GENERIC};
 use lm_cards::netlink::{ask, open, order, serialized};
 
 // `include/uapi/linux/netdev.h`.
+const NETDEV_CMD_QUEUE_GET: u8 = 10;
 const NETDEV_CMD_NAPI_GET: u8 = 11;
 const NETDEV_CMD_NAPI_SET: u8 = 14;
+const NETDEV_A_QUEUE_ID: u16 = 1;
+const NETDEV_A_QUEUE_IFINDEX: u16 = 2;
+const NETDEV_A_QUEUE_TYPE: u16 = 3;
+const NETDEV_A_QUEUE_NAPI_ID: u16 = 4;
+/// `enum netdev_queue_type`: receive, transmit.
+const QUEUE_TYPES: [u64; 2] = [0, 1];
 const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_DEFER_HARD_IRQS: u16 = 5;
@@ -85,6 +92,30 @@ impl Napi {
         )?;
         let ids = answers.iter().filter_map(|answer| answer.value(NETDEV_A_NAPI_ID));
         Ok(ids.map(|id| id as u32).collect())
+    }
+
+    /// The one instance that both receives and sends for a queue. `None` where each way has its own, or the driver does not say whose it is.
+    ///
+    /// # Errors
+    /// What the kernel answers: one before 6.8 does not know the question, and `ENOENT` says that there is no such queue.
+    pub(crate) fn shared_by(interface_index: u32, queue: u32) -> io::Result<Option<u32>> {
+        let mut family = Napi::new(0)?;
+        let mut of_type = |kind| {
+            let queue = [
+                (NETDEV_A_QUEUE_ID, queue.into()),
+                (NETDEV_A_QUEUE_IFINDEX, interface_index.into()),
+                (NETDEV_A_QUEUE_TYPE, kind),
+            ];
+            let answers = family.ask(NETDEV_CMD_QUEUE_GET, &queue, 0)?;
+            io::Result::Ok(
+                answers
+                    .first()
+                    .and_then(|answer| answer.value(NETDEV_A_QUEUE_NAPI_ID)),
+            )
+        };
+        let [receives, sends] = QUEUE_TYPES.map(&mut of_type);
+        let (receives, sends) = (receives?, sends?);
+        Ok(receives.filter(|_| receives == sends).map(|id| id as u32))
     }
 
     /// What is set now.
@@ -202,5 +233,20 @@ impl ParseableParametrized<[u8], GenlHeader> for NetdevNapi {
             command: header.cmd,
             attributes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_instances_shares_none() {
+        match Napi::shared_by(1, 0) {
+            Ok(shared) => assert_eq!(shared, None, "the loopback has queues and no instance"),
+            Err(error) => println!("NOT IN THIS KERNEL: {error}"),
+        }
+        assert!(Napi::shared_by(1, 99).is_err(), "no such queue");
+        assert!(Napi::shared_by(i32::MAX as u32, 0).is_err(), "no such device");
     }
 }

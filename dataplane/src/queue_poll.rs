@@ -14,7 +14,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use crate::napi::{Deferral, Napi, Setting};
 
@@ -52,9 +52,7 @@ impl QueuePoller {
     pub(crate) fn new(local: Ipv4Addr) -> io::Result<QueuePoller> {
         let socket = UdpSocket::bind(SocketAddrV4::new(local, 0))?;
         socket.set_nonblocking(true)?;
-        set_option(&socket, libc::SO_PREFER_BUSY_POLL, 1)?;
-        set_option(&socket, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
-        set_option(&socket, libc::SO_BUSY_POLL_BUDGET, BUDGET)?;
+        prefer_busy_polling(&socket, BUDGET)?;
         Ok(QueuePoller {
             socket,
             ready: false,
@@ -174,11 +172,21 @@ impl Drop for QueuePoller {
     }
 }
 
-fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+/// Has calls of a socket that find nothing run its NAPI instance once, and take `budget` packets at most.
+///
+/// Of an AF_XDP socket each wake-up does, and wakes its driver no more (`xsk_no_wakeup` in net/xdp/xsk.c). It knows the instance of its receive
+/// queue alone. In zero-copy mode that must be its transmit queue's too ([`Napi::shared_by`]), or nothing is ever sent.
+pub(crate) fn prefer_busy_polling(socket: &impl AsFd, budget: libc::c_int) -> io::Result<()> {
+    set_option(socket, libc::SO_PREFER_BUSY_POLL, 1)?;
+    set_option(socket, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+    set_option(socket, libc::SO_BUSY_POLL_BUDGET, budget)
+}
+
+fn set_option(socket: &impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is a live c_int of the length given.
     let result = unsafe {
         libc::setsockopt(
-            socket.as_raw_fd(),
+            socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             option,
             (&raw const value).cast(),
