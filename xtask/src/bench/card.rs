@@ -67,6 +67,9 @@ pub(super) struct Arguments {
     /// 4.1 times as long.
     #[arg(long, default_value_t = USECS)]
     usecs: u32,
+    /// Give each queue of igb one NAPI instance for both ways, as many cards have.
+    #[arg(long)]
+    shared: bool,
     /// A dozen rows in three minutes instead of all.
     #[arg(long, conflicts_with_all = ["devices", "systems", "sizes", "whats"])]
     short: bool,
@@ -246,6 +249,7 @@ fn rows(arguments: &Arguments, frozen: &[Revision]) -> Vec<Row> {
                             size,
                             rounds: arguments.rounds,
                             usecs: arguments.usecs,
+                            shared: arguments.shared && device == Device::Igb,
                             taps,
                             calls: matches!(what, What::Stream | What::RoundTrips),
                         });
@@ -296,6 +300,7 @@ fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
         size,
         rounds,
         usecs,
+        shared: false,
         taps: device == Device::VirtioNet && mode == Some(Mode::ZeroCopy),
         calls: false,
     };

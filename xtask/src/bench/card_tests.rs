@@ -9,6 +9,7 @@ fn row(what: What) -> Row {
         size: 64,
         rounds: 2,
         usecs: USECS,
+        shared: false,
         taps: false,
         calls: false,
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::interrupts::set_usecs;
-use super::pair::{Steering, await_link, hosts};
+use super::pair::{Steering, await_link, hosts, share_instances};
 use super::probes::Probes;
 use super::sessions;
 use crate::bed::leftovers::{Registered, temporary_folder};
@@ -115,6 +115,9 @@ pub struct Row {
     pub rounds: u32,
     /// For `ethtool -C IF rx-usecs` and `tx-usecs` of igb.
     pub usecs: u32,
+    /// Whether each queue of igb has one NAPI instance for both ways, as many cards have, and not one for each.
+    #[serde(default)]
+    pub shared: bool,
     /// Whether taps of the host join the cards, on which virtio-net has two queues.
     pub taps: bool,
     /// Whether system calls, wake-ups and doorbells are counted, in a round that does not count otherwise.
@@ -125,8 +128,12 @@ impl Row {
     /// `igb lm copy stream 7168`.
     pub fn name(&self) -> String {
         let mode = self.mode.map_or("", Mode::option);
-        let taps = if self.taps { "taps" } else { "" };
-        let words = [self.device.name(), taps, &self.system, mode, self.what.name()];
+        let bed = match (self.taps, self.shared) {
+            (true, _) => "taps",
+            (false, true) => "shared",
+            (false, false) => "",
+        };
+        let words = [self.device.name(), bed, &self.system, mode, self.what.name()];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         format!("{} {}", words.join(" "), self.size)
     }
@@ -169,6 +176,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let bed = hosts(row.device, false)?;
     bed.introduce()?;
+    if row.shared {
+        share_instances(&bed, true)?;
+    }
     prepare(&bed, &row)?;
     for host in [bed.left(), bed.right()] {
         if row.has_offloads() {
@@ -185,6 +195,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let measured = measure(&bed, &row);
     // The card keeps it when the bed has gone.
     ends.into_iter().try_for_each(|host| steering.end(host))?;
+    if row.shared {
+        share_instances(&bed, false)?;
+    }
     println!("{}", measured?);
     Ok(())
 }
@@ -204,7 +217,9 @@ pub(super) fn prepare(bed: &Bed, row: &Row) -> Result<()> {
             );
         }
         if row.device == Device::Igb {
-            for which in ["rx-usecs", "tx-usecs"] {
+            // An instance for both ways has one interval, the receive queue's.
+            let intervals = ["rx-usecs", "tx-usecs"];
+            for which in if row.shared { &intervals[..1] } else { &intervals } {
                 set_usecs(host, interface, which, row.usecs)?;
             }
         }
@@ -394,6 +409,7 @@ mod tests {
             size: 7168,
             rounds: 2,
             usecs: USECS,
+            shared: false,
             taps: false,
             calls: true,
         };

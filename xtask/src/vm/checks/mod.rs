@@ -14,6 +14,7 @@ mod probes;
 mod rate;
 mod refusals;
 mod sessions;
+mod shared;
 mod spoil;
 mod stall;
 mod streams;
@@ -202,6 +203,13 @@ pub const TABLE: &[Check] = &[
         limit_s: 240,
         about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and kernel UDP",
         run: Run::Each(&[Device::Igb], interrupts::check),
+    },
+    Check {
+        name: "shared",
+        list: List::Short,
+        limit_s: 240,
+        about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; where not, interrupts",
+        run: Run::Each(&[Device::Igb], shared::check),
     },
     Check {
         name: "waits",

@@ -19,6 +19,8 @@ const STEERING_FOLDER: &str = "/run/lm/steering";
 
 /// The queue that LM lands on where a card has two.
 pub(super) const LANDING_QUEUE: u32 = 1;
+/// With so many queues igb has one NAPI instance for both ways of each.
+const SHARING_QUEUES: u32 = 5;
 /// How long a card may take to begin anew.
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -309,6 +311,21 @@ pub(super) fn steer(host: &Host, queue: u32) -> Result<bool> {
 pub(super) fn spread_evenly(host: &Host) -> Result<()> {
     let program = Launch::new("ethtool").args(["-X", INTERFACE, "default"]);
     host.spawn(program)?.finish().map(drop)
+}
+
+/// Gives each queue of two igb cards one NAPI instance for both ways, or one for each way again, which it has while no more than half of the card's eight
+/// queues are in use (`igb_set_flag_queue_pairs`). Packets come to the first two queues.
+pub(super) fn share_instances(bed: &Bed, shared: bool) -> Result<()> {
+    for host in [bed.left(), bed.right()] {
+        set_queues(host, if shared { SHARING_QUEUES } else { 2 })?;
+        let spread = Launch::new("ethtool").args(["-X", INTERFACE]);
+        let spread = match shared {
+            true => spread.args(["equal", "2"]),
+            false => spread.args(["default"]),
+        };
+        host.spawn(spread)?.finish()?;
+    }
+    await_link(bed)
 }
 
 /// What is done that the packets for a bare socket come to its queue: which one a packet comes to is the card's choice.

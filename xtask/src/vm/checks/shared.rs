@@ -1,0 +1,84 @@
+//! Who runs a queue's NAPI instance where one both receives and sends, as with many cards: the calls that wake the driver. Where each way has an
+//! instance of its own, as igb's while few of its queues are in use, nothing would ever be sent so, and interrupts go on to do it.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::card::LmBench;
+use super::pair::{hosts, require_zero_copy, share_instances};
+use crate::bed::{Bed, Host};
+use crate::vm::devices::Device;
+use crate::vm::protocol::Plan;
+
+/// Longer than any command here takes, in seconds.
+const LIMIT: u32 = 200;
+const COMMANDS: [&str; 2] = [
+    "latency --systems lm,lm-sleeping --sizes 64,65536 --count 20 --seconds 5",
+    "throughput --systems lm-sleeping --sizes 65536 --warm-up 0.05 --seconds 0.2",
+];
+
+/// Round trips and a stream in zero-copy mode come to their end either way, and packets are taken by calls in one.
+pub(super) fn check(_plan: &Plan, device: Device) -> Result<Value> {
+    require_zero_copy(device)?;
+    let bed = hosts(device, false)?;
+    bed.introduce()?;
+    let apart = measure(&bed)?;
+    ensure!(
+        apart == [0, 0],
+        "calls took {apart:?} packets, though another instance sends"
+    );
+    share_instances(&bed, true)?;
+    let shared = measure(&bed);
+    // The cards keep their queues when the bed has gone.
+    share_instances(&bed, false)?;
+    let shared = shared?;
+    ensure!(
+        shared.iter().all(|&packets| packets > 0),
+        "calls took {shared:?} packets, though their instance sends as well"
+    );
+    Ok(json!({"packets_taken_by_calls": shared}))
+}
+
+/// Packets that calls of both hosts have taken meanwhile.
+fn measure(bed: &Bed) -> Result<[u64; 2]> {
+    let hosts = [bed.left(), bed.right()];
+    let before = [taken(hosts[0])?, taken(hosts[1])?];
+    let bench = LmBench::serve(bed, LIMIT, "")?;
+    for line in COMMANDS {
+        let (ended, report) = bench.run(&format!("{line} --mode zero-copy"))?;
+        ensure!(ended.status.success(), "{line}: {}", ended.stderr.trim());
+        ensure!(
+            report["failures"].as_array().is_none_or(Vec::is_empty),
+            "{line}: {}",
+            report["failures"]
+        );
+    }
+    bench.stop()?;
+    Ok([taken(hosts[0])? - before[0], taken(hosts[1])? - before[1]])
+}
+
+/// Packets that busy polling has taken in a host's namespace so far.
+fn taken(host: &Host) -> Result<u64> {
+    let text = host.read_file("/proc/thread-self/net/netstat")?;
+    busy_polled(&text).with_context(|| format!("no BusyPollRxPackets in {text}"))
+}
+
+/// Names are in a line, and numbers in the next.
+fn busy_polled(netstat: &str) -> Option<u64> {
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    let at = names.split(' ').position(|name| name == "BusyPollRxPackets")?;
+    numbers.split(' ').nth(at)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_busy_polls_are_read_by_name() {
+        let text = "TcpExt: SyncookiesSent BusyPollRxPackets TCPAutoCorking\nTcpExt: 1 42 3\nIpExt: InNoRoutes\nIpExt: 7\n";
+        assert_eq!(busy_polled(text), Some(42));
+        assert_eq!(busy_polled("IpExt: InNoRoutes\nIpExt: 7\n"), None);
+    }
+}
