@@ -1,5 +1,9 @@
 //! Bounds of an endpoint that nobody chooses: how long its rings are, how many frames and messages it has room for.
 
+use lm_protocol::geometry::{Layout, Wire};
+use lm_protocol::manifest::DIGEST_LEN;
+use lm_protocol::wire::lm::HEADER_LEN;
+
 /// General receive frames: posted frames plus messages that the application holds. At 2 KiB each, 8 MiB.
 pub(crate) const GENERAL_FRAMES: u32 = 4096;
 /// Small transmit frames: unacknowledged eager messages plus control packets in flight. At 2 KiB each, 4 MiB.
@@ -18,6 +22,24 @@ pub(crate) const OUTGOING_MAX: usize = 1024;
 pub(crate) const ZONES_MAX: usize = 4096;
 /// Messages that one sender may have announced and not yet seen settled.
 pub(crate) const IN_FLIGHT_MESSAGES_MAX: u32 = 256;
+/// Most payload bytes of a packet of a session that is no fragment: the rest is its digest.
+pub(crate) fn general_payload_len(layout: &Layout) -> usize {
+    let header_len = match layout.wire() {
+        Wire::Lm => usize::from(layout.header_len()),
+        Wire::IpFrag => usize::from(layout.header_len()) + HEADER_LEN,
+    };
+    usize::from(layout.max_frame_len()).saturating_sub(header_len + DIGEST_LEN)
+}
+
+/// Statuses that a CREDIT can always name beside the messages.
+const STATUSES_MIN: u32 = 8;
+
+/// Messages of a session that are under way at once, of so many that its sender asked for: one CREDIT can name them all.
+pub(crate) fn messages_in_flight(asked: u32, layout: &Layout) -> u32 {
+    let words = (general_payload_len(layout) / size_of::<u32>()) as u32;
+    asked.clamp(1, IN_FLIGHT_MESSAGES_MAX.min(words - STATUSES_MIN))
+}
+
 /// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
 /// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
 pub(crate) const TRANSMIT_BURST: u32 = 32;

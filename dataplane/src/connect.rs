@@ -20,7 +20,7 @@ pub struct ConnectOptions {
     pub wire: Wire,
     /// Longest message that will be sent, in bytes.
     pub max_message_len: u64,
-    /// Messages that will be announced and unconfirmed at once.
+    /// Messages that will be announced and unconfirmed at once: 256 at most, 120 where the MTU is 576.
     pub messages_in_flight: u32,
     /// What is to become of messages of which fragments are lost. With `ipfrag`, whose packets carry no session key, it is
     /// always [`Delivery::Unreliable`].

@@ -16,7 +16,7 @@ use lm_protocol::session::{
 
 use crate::arena::pages_len;
 
-use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
+use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, messages_in_flight};
 use crate::completion::PeerId;
 use crate::engine::Engine;
 use crate::landing::{Inbound, InboundTerms, Limits, Violation, Zone};
@@ -305,7 +305,7 @@ impl<P: Port> Engine<P> {
             one_processor: self.fixed.receives.one_processor,
             first_message: granted.first_message,
             limits: Limits {
-                messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+                messages_in_flight: messages_in_flight(request.messages_in_flight, &granted.layout),
                 max_message_len: request.max_message_len,
                 on_the_way,
                 posted_max: on_the_way.saturating_mul(2).min(self.fixed.receives.ring_len),

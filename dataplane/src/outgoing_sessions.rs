@@ -8,7 +8,7 @@ use lm_protocol::admission::{Decision, Outcome as Admitted, Ticket};
 use lm_protocol::control::{CAPABILITY_STREAMS, Ended, Grant, Request};
 
 use crate::applying::{Consequence, Due};
-use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
+use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN, messages_in_flight};
 use crate::completion::Outcome;
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::engine::Engine;
@@ -169,7 +169,7 @@ impl<P: Port> Engine<P> {
             window: grant.window,
             packet_limit: grant.packet_limit,
             first_message: grant.first_message,
-            messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+            messages_in_flight: messages_in_flight(options.messages_in_flight, &layout),
             max_message_len: grant.max_message_len,
             delivery: options.delivery_in_session(),
             integrity: self.integrity_of(layout.wire(), grant.session_key),

@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{
-    AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT, UnwholeMessage,
-};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, UnwholeMessage};
 
+use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, general_payload_len};
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::outbound::Outbound;
@@ -20,6 +19,8 @@ const CREDIT_STEP: u32 = 96;
 const ANNOUNCEMENTS_PER_PACKET: usize = 64;
 /// Entries and digests in one announcement, in bytes, where the MTU allows so many.
 const ANNOUNCEMENT_LEN_MAX: usize = 1440;
+/// Messages that a CREDIT names, in bytes, where the MTU allows so many: all that may be under way, with 64 different statuses.
+const CREDIT_LEN_MAX: usize = 4 * (IN_FLIGHT_MESSAGES_MAX as usize + 64);
 
 impl<P: Port> Engine<P> {
     /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
@@ -138,8 +139,9 @@ impl<P: Port> Engine<P> {
             lands: inbound.lands(),
         };
         let peer = inbound.terms.peer.index;
-        let mut payload = [0u8; SETTLED_KEPT as usize * 4];
-        let len = UnwholeMessage::encode_all(inbound.settled.unwhole(), delivered, &mut payload);
+        let mut payload = [0u8; CREDIT_LEN_MAX];
+        let room = general_payload_len(&inbound.terms.layout).min(CREDIT_LEN_MAX);
+        let len = UnwholeMessage::encode_all(inbound.unwhole(), delivered, &mut payload[..room]);
         if self.send_packet(peer, &header, &payload[..len])
             && let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(row)

@@ -5,6 +5,7 @@ use lm_protocol::serial;
 use lm_protocol::session::Unused;
 use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
+use lm_protocol::wire::lm::UnwholeMessage;
 
 use super::aims::Owner;
 use super::arriving::{GivenUp, Landed, Zone};
@@ -294,15 +295,23 @@ impl Inbound {
         self.settled.next(self.order.unsettled_from())
     }
 
+    /// Messages that were settled without being whole, as far as their sender may not know it yet: no more than may be under way.
+    pub(crate) fn unwhole(&self) -> impl Iterator<Item = UnwholeMessage> + Clone + '_ {
+        self.settled.unwhole_from(self.surely_known())
+    }
+
+    /// Its sender knows of all messages before this one that they are settled: it announces none before it does.
+    fn surely_known(&self) -> u32 {
+        (self.order.announced()).wrapping_sub(self.terms.limits.messages_in_flight)
+    }
+
     /// All messages before this number are settled, as its sender can know: of one that was declined it may not have heard, and takes no word
     /// of the end for it.
     pub(crate) fn confirmed(&self) -> u32 {
-        let surely_known = (self.order.announced()).wrapping_sub(self.terms.limits.messages_in_flight);
-        let mut declined = { self.settled.unwhole() }
-            .filter(|unwhole| unwhole.declined.is_some())
-            .map(|unwhole| unwhole.message);
-        let unknown = declined.find(|number| !serial::precedes(*number, surely_known));
-        unknown.unwrap_or(self.settled.delivered())
+        let declined = self.unwhole().filter(|unwhole| unwhole.declined.is_some());
+        let known = self.surely_known();
+        let first = (declined.map(|unwhole| unwhole.message)).min_by_key(|number| number.wrapping_sub(known));
+        first.unwrap_or(self.settled.delivered())
     }
 
     /// What its sender is told when it ends.

@@ -258,8 +258,8 @@ pub(crate) struct Settled {
     complete: VecDeque<Landed>,
     /// All messages before this number are settled.
     delivered: u32,
-    /// Messages that were settled without being whole, of the last ones.
-    unwhole: VecDeque<UnwholeMessage>,
+    /// Messages that were settled without being whole, of the last ones; those with the same status are neighbours.
+    unwhole: Vec<UnwholeMessage>,
 }
 
 impl Settled {
@@ -267,7 +267,7 @@ impl Settled {
         Settled {
             complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             delivered: first_message,
-            unwhole: VecDeque::new(),
+            unwhole: Vec::new(),
         }
     }
 
@@ -314,12 +314,10 @@ impl Settled {
         self.complete.iter().map(|landed| landed.arrived).sum()
     }
 
-    /// Messages that were settled without being whole, as far as their sender may not know it yet.
-    pub(crate) fn unwhole(&self) -> impl Iterator<Item = UnwholeMessage> + '_ {
-        let kept = |unwhole: &UnwholeMessage| {
-            serial::distance(unwhole.message, self.delivered) <= SETTLED_KEPT as i32
-        };
-        self.unwhole.iter().copied().filter(kept)
+    /// Messages from this one on that were settled without being whole.
+    pub(super) fn unwhole_from(&self, number: u32) -> impl Iterator<Item = UnwholeMessage> + Clone + '_ {
+        let unwhole = self.unwhole.iter().copied();
+        unwhole.filter(move |unwhole| !serial::precedes(unwhole.message, number))
     }
 
     /// A message that was settled lately was whole.
@@ -331,11 +329,9 @@ impl Settled {
 
     /// A message is settled without being whole: `declined` with a status, or given up.
     pub(super) fn broke(&mut self, message: u32, declined: Option<u16>) {
-        self.unwhole.push_back(UnwholeMessage { message, declined });
-        // A status may take a word of its own.
-        let words = |unwhole: &UnwholeMessage| 1 + usize::from(unwhole.declined.is_some());
-        while self.unwhole.iter().map(words).sum::<usize>() > SETTLED_KEPT as usize {
-            self.unwhole.pop_front();
-        }
+        let delivered = self.delivered;
+        (self.unwhole).retain(|old| serial::distance(old.message, delivered) <= SETTLED_KEPT as i32);
+        let at = self.unwhole.partition_point(|other| other.declined <= declined);
+        (self.unwhole).insert(at, UnwholeMessage { message, declined });
     }
 }

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_protocol::geometry::Wire;
-use lm_protocol::manifest::{DIGEST_LEN, FragmentHasher, Manifest, Packet, message_digest};
+use lm_protocol::manifest::{FragmentHasher, Manifest, Packet, message_digest};
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{HEADER_LEN, MessageDigest, MissingRange};
+use lm_protocol::wire::lm::{MessageDigest, MissingRange};
 
 use super::{Outbound, Outgoing, OutgoingTable};
+use crate::bounds::general_payload_len;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::Umem;
 
@@ -69,14 +69,9 @@ impl Outbound {
         self.next_number.wrapping_sub(self.queue.len() as u32)
     }
 
-    /// Most payload bytes of a packet that is no fragment: the rest is its digest.
+    /// Most payload bytes of a packet that is no fragment.
     pub(crate) fn general_payload_len(&self) -> usize {
-        let layout = &self.terms.layout;
-        let header_len = match layout.wire() {
-            Wire::Lm => usize::from(layout.header_len()),
-            Wire::IpFrag => usize::from(layout.header_len()) + HEADER_LEN,
-        };
-        usize::from(layout.max_frame_len()).saturating_sub(header_len + DIGEST_LEN)
+        general_payload_len(&self.terms.layout)
     }
 
     /// Whether there are digests of messages that the receiver was not told.

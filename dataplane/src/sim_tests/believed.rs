@@ -1,6 +1,7 @@
 //! What a receiver says of a session is believed as far as it can be true, to the last packet. Beyond that it is counted, and changes nothing.
 #![cfg(test)]
 
+use lm_protocol::control::Ended;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::wire::lm::{LmHeader, MissingRange};
 
@@ -135,5 +136,21 @@ fn what_a_message_does_not_have_has_no_digests() {
     ] {
         let believes = believes_missing(&mut bed, peer, true, first, len);
         assert_eq!(believes, is_believed, "{len} from {first} on");
+    }
+}
+
+/// Its first message is confirmed, and its second is announced.
+#[test]
+fn an_end_is_of_messages_that_were_announced() {
+    let (mut bed, peer) = bed();
+    let outbound = outbound(&mut bed, peer);
+    let session_key = outbound.terms.key;
+    for (heard, believed) in [(0, false), (1, true), (2, true), (3, false)] {
+        let ended = Ended {
+            session_key,
+            delivered: 1,
+            heard: Some(heard),
+        };
+        assert_eq!(outbound.ended(&ended).is_ok(), believed, "heard of {heard}");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::Wire;
 use lm_protocol::wire::lm::TYPE_DATA;
 
 use super::audience::{Audience, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads};
@@ -181,6 +182,20 @@ fn windows_of_the_one_copy_path_are_read() {
         }
         assert!(early > 10 * W, "{way:?}: {early}");
     }
+}
+
+/// The fragments of an IP datagram have no windows.
+#[test]
+fn a_datagram_is_not_read_before_it_is_whole() {
+    let options = ConnectOptions {
+        wire: Wire::IpFrag,
+        max_message_len: 60_000,
+        ..options(Delivery::Reliable)
+    };
+    let mut audience = Audience::new(Bed::new(&config(Way::Paired)), [0, 1], &options);
+    audience.read_all((0..3).map(|seed| noise(seed, 50_000 + seed as usize)).collect());
+    assert_eq!((audience.messages.len(), audience.reads.len()), (3, 0));
+    audience.end();
 }
 
 /// Another session's packets use entries of the one that is read, and the other way round.

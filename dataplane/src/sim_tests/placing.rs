@@ -246,6 +246,60 @@ fn what_is_refused_ends_with_its_status_and_later_messages_go_on() {
     }
 }
 
+/// As many as may be under way are refused while their sender hears nothing, and it hears of all of them afterwards. Only of more statuses
+/// than a packet names are some left out.
+#[test]
+fn all_that_is_under_way_is_refused_and_heard_late() {
+    for (mtu, count, statuses, told_least) in [
+        (1500, 256, 1, 256),
+        (1500, 256, 60, 256),
+        (1500, 256, 256, 60),
+        (576, 120, 6, 120),
+        (576, 120, 120, 6),
+    ] {
+        let mut bed = Bed::new(&BedConfig {
+            mtu,
+            ..config(Semantics::Copy)
+        });
+        let options = ConnectOptions {
+            max_message_len: 4000,
+            messages_in_flight: 256,
+            ..ConnectOptions::default()
+        };
+        let peer = bed.connect(0, &options).expect("a session");
+        let source = Source::at(&mut bed, 1);
+        let status = |tag: u64| (tag % statuses) as u16;
+        source.answer((0..count).map(|tag| Answer::Refuse(status(tag))));
+        bed.wire.set_filter(|from, _| from == 0);
+        for tag in 0..count {
+            bed.send(0, peer, &noise(tag, 4000), tag);
+        }
+        for _ in 0..200 {
+            bed.round();
+        }
+        assert_eq!(source.asked().len(), count as usize);
+        bed.wire.set_filter(|_, _| true);
+        let mut outcomes = BTreeMap::new();
+        while outcomes.len() < count as usize {
+            bed.now_ns += 20_000;
+            bed.round();
+            note(&mut bed, &mut outcomes);
+        }
+        let mut told = 0;
+        for (tag, outcome) in outcomes {
+            match outcome {
+                Outcome::Declined { status: named } if named == status(tag) => told += 1,
+                outcome => assert!(
+                    matches!(outcome, Outcome::Incomplete { .. }),
+                    "{tag}: {outcome:?}"
+                ),
+            }
+        }
+        assert!(told >= told_least, "{mtu}, {statuses}: {told}");
+        bed.check_memory();
+    }
+}
+
 fn note(bed: &mut Bed, outcomes: &mut BTreeMap<u64, Outcome>) {
     while let Some(completion) = bed.hosts[0].told.completions().pop_front() {
         outcomes.insert(completion.tag, completion.outcome);

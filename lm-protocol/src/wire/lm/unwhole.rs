@@ -45,14 +45,19 @@ impl UnwholeMessage {
         })
     }
 
-    /// Writes messages, near `delivered`, to the payload of a CREDIT that says `delivered`, as far as there is room. Gives the length.
+    /// Writes messages, near `delivered`, to the payload of a CREDIT that says `delivered`, as far as there is room: those with the same status
+    /// had best be neighbours. Where all would have room, but not their statuses too, the last ones are incomplete. Gives the length.
     pub fn encode_all(
-        messages: impl IntoIterator<Item = UnwholeMessage>,
+        messages: impl Iterator<Item = UnwholeMessage> + Clone,
         delivered: u32,
         payload: &mut [u8],
     ) -> usize {
         let (mut len, mut group) = (0, None);
+        let mut beginnings = (payload.len() / 4).saturating_sub(messages.clone().count());
         for UnwholeMessage { message, declined } in messages {
+            // The last beginning is that of those without a status.
+            let declined = declined.filter(|_| group == declined || beginnings > 1);
+            beginnings -= usize::from(group != declined);
             let ahead = declined.map_or(MISSING, u32::from);
             let begins = (group != declined).then(|| delivered.wrapping_add(GROUP).wrapping_add(ahead));
             let words = begins.into_iter().chain([message]);
