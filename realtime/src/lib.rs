@@ -3,7 +3,7 @@
 //! Built on an endpoint's extension points alone: packets leave by a [`Flow`](lm_dataplane::Flow), ahead of messages, and come to a
 //! [`Handler`](lm_dataplane::Handler); reports go back the same way, and a [`Shaper`](lm_dataplane::Shaper) asks the smoother for
 //! everything that is not real-time. A message of several packets is put together in a block of its socket ([`Blocks`]), one of one packet stays
-//! where it came in. What the kernel sends on the interface gets what that leaves ([`RealTime::hold_kernel`]).
+//! where it came in. Messages are copied when they are handed over, or written in the socket's memory ([`RtSocket::buffer`]). What the kernel sends on the interface gets what that leaves ([`RealTime::hold_kernel`]).
 //!
 //! ```no_run
 //! use std::num::NonZeroU64;
@@ -29,6 +29,7 @@
 //! ```
 
 mod assembling;
+mod error;
 mod incoming;
 mod kernel;
 mod outgoing;
@@ -39,9 +40,8 @@ mod sending;
 mod socket;
 mod statistics;
 
+pub use error::{NotSent, OpenError, SendError};
 pub use lm_cards::{Foreign, Traffic};
-pub use pool::Blocks;
-pub use socket::{
-    Info, OpenError, RealTime, RtMessage, RtSocket, SendError, SendOptions, SocketConfig, monotonic,
-};
+pub use pool::{Blocks, RtBuffer};
+pub use socket::{Info, RealTime, RtMessage, RtSocket, SendOptions, SendOutcome, SocketConfig, monotonic};
 pub use statistics::Statistics;

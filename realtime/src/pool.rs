@@ -4,6 +4,7 @@
 //! these (figure 3). The pages are written and locked when the pool is made, so that no message waits for one.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
@@ -114,6 +115,11 @@ impl Pool {
             len,
         })
     }
+
+    /// A block that is lent: for a message of `len` bytes, and as much longer ones as it takes.
+    pub(crate) fn lend(self: &Arc<Pool>, len: usize) -> Option<RtBuffer> {
+        self.take(len).map(RtBuffer::whole)
+    }
 }
 
 /// Whether the machine has so many bytes left. Where it does not say so, mmap(2) has the last word.
@@ -164,6 +170,54 @@ impl Block {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the block is borrowed mutably.
         unsafe { self.memory().slice_mut(self.start, self.len as u64) }
+    }
+
+    fn room(&self) -> usize {
+        self.pool.kinds[self.kind].message_max
+    }
+}
+
+/// Memory of a socket for one message, which the application writes where it leaves from ([`RtSocket::buffer`](crate::RtSocket::buffer)): as
+/// many bytes as the longest message that it takes. Sent, it is locked until the last packet's completion (figure 3).
+#[derive(Debug)]
+pub struct RtBuffer(Block);
+
+impl RtBuffer {
+    /// Where it begins. For those who write it without borrowing it: while it is not sent, and is not dropped.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        let start = self.0.start as usize;
+        // SAFETY: the block lies in its pool's mapping. No reference to its bytes is made: what was handed out before stays valid.
+        unsafe { self.0.memory().base().as_ptr().add(start) }
+    }
+
+    /// The message in its first `len` bytes.
+    pub(crate) fn cut(mut self, len: usize) -> Block {
+        self.0.len = len;
+        self.0
+    }
+
+    /// All of a block.
+    pub(crate) fn whole(mut block: Block) -> RtBuffer {
+        block.len = block.room();
+        RtBuffer(block)
+    }
+
+    pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
+        Arc::ptr_eq(&self.0.pool, pool)
+    }
+}
+
+impl Deref for RtBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl DerefMut for RtBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
     }
 }
 

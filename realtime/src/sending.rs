@@ -12,7 +12,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, Trailer};
 
 use crate::outgoing::{Next, Outgoing};
-use crate::socket::{Hub, Order, Queues, locked};
+use crate::socket::{Hub, Order, Queues, SendOutcome, locked};
 
 /// Sends a socket's messages to one peer.
 pub(crate) struct Leaving {
@@ -22,6 +22,10 @@ pub(crate) struct Leaving {
     /// A message of which some fragments have left: the others follow before any other message, so that a receiver that has a newer one need
     /// not wait for it.
     pub(crate) begun: Option<Begun>,
+    /// Messages in lent memory whose fragments the device all has, or had: at most one for each frame.
+    pub(crate) under_way: Vec<Begun>,
+    /// Which message each frame has, or had last.
+    pub(crate) of_frame: Vec<u32>,
     pub(crate) flow: Arc<Sent>,
     /// The endpoint's data port, which digests are about.
     pub(crate) from: SocketAddrV4,
@@ -37,6 +41,8 @@ pub(crate) struct Begun {
     count: u16,
     /// The next fragment.
     index: u16,
+    /// Fragments that the device has.
+    in_flight: u16,
 }
 
 /// What was sent of a flow, and what its receiver says of it.
@@ -89,12 +95,10 @@ impl Sent {
 impl Leaving {
     fn take_orders(&mut self) {
         while let Some(order) = self.queues.orders.pop() {
-            if self
-                .outgoing
-                .push(order.priority, order.deadline, order)
-                .is_some()
-            {
+            let (priority, deadline) = (order.priority, order.deadline);
+            if let Some(oldest) = self.outgoing.push(priority, deadline, order) {
                 self.queues.counts.superseded.fetch_add(1, Ordering::Relaxed);
+                self.queues.unlock(oldest, SendOutcome::Superseded);
             }
         }
     }
@@ -104,8 +108,9 @@ impl Leaving {
         loop {
             let order = match self.outgoing.pop(now)? {
                 Next::Send(order) => order,
-                Next::Late(_) => {
+                Next::Late(order) => {
                     self.queues.counts.late_unsent.fetch_add(1, Ordering::Relaxed);
+                    self.queues.unlock(order, SendOutcome::Late);
                     continue;
                 }
             };
@@ -116,6 +121,7 @@ impl Leaving {
                 number,
                 count: fragments.max(1) as u16, // of the longest message some fifty
                 index: 0,
+                in_flight: 0,
             });
         }
     }
@@ -172,12 +178,19 @@ impl Flow for Leaving {
                 // No frame for it: the socket asked how much fits one.
                 self.free.push_front(frame);
                 self.queues.counts.unsent.fetch_add(1, Ordering::Relaxed);
+                self.queues.unlock(begun.order, SendOutcome::Unsent);
                 continue;
             }
             begun.index += 1;
-            match begun.index < begun.count {
-                true => self.begun = Some(begun),
-                false => drop(self.queues.counts.sent.fetch_add(1, Ordering::Relaxed)),
+            begun.in_flight += 1;
+            self.of_frame[frame as usize] = begun.number;
+            if begun.index < begun.count {
+                self.begun = Some(begun);
+                continue;
+            }
+            self.queues.counts.sent.fetch_add(1, Ordering::Relaxed);
+            if begun.order.is_lent {
+                self.under_way.push(begun);
             }
         }
     }
@@ -188,7 +201,22 @@ impl Flow for Leaving {
     }
 
     fn sent(&mut self, token: u64, _: Option<Time>) {
-        self.free.push_back(token as u32);
+        let frame = token as u32;
+        self.free.push_back(frame);
+        let number = self.of_frame[frame as usize];
+        if let Some(begun) = self.begun.as_mut().filter(|begun| begun.number == number) {
+            begun.in_flight -= 1;
+            return;
+        }
+        let is_it = |begun: &Begun| begun.number == number;
+        let Some(place) = self.under_way.iter().position(is_it) else {
+            return;
+        };
+        self.under_way[place].in_flight -= 1;
+        if self.under_way[place].in_flight == 0 {
+            let order = self.under_way.swap_remove(place).order;
+            self.queues.unlock(order, SendOutcome::Left);
+        }
     }
 }
 

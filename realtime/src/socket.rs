@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,16 +10,17 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::ArrayQueue;
 use lm_cards::{Foreign, Traffic};
 use lm_dataplane::port::Port;
-use lm_dataplane::{Class, Endpoint, FlowError, FlowId, FlowSpec, HandlerError, Message, PeerId, Scope};
+use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, Message, PeerId, Scope};
 use lm_protocol::manifest::DIGEST_LEN;
-use lm_protocol::smoother::{Parameters, ParametersError, Smoother};
+use lm_protocol::smoother::{Parameters, Smoother};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, RealTimePacket, TYPE_REALTIME, TYPE_RT_REPORT};
 
 use crate::assembling::Assembling;
+use crate::error::{NotSent, OpenError, SendError};
 use crate::kernel::{Departures, Follower, Kernel};
 use crate::outgoing::Outgoing;
-use crate::pool::{Block, Blocks, Pool};
+use crate::pool::{Block, Blocks, Pool, RtBuffer};
 use crate::receiving::Receiving;
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
 use crate::statistics::{Counts, Statistics};
@@ -138,6 +138,8 @@ pub(crate) struct Receiver {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) payload: Block,
+    /// The application gets the block back ([`RtSocket::unlocked`]).
+    pub(crate) is_lent: bool,
     pub(crate) priority: u8,
     pub(crate) deadline: Option<Time>,
     pub(crate) sent_at: Time,
@@ -148,6 +150,8 @@ pub(crate) struct Order {
 pub(crate) struct Queues {
     pub(crate) orders: ArrayQueue<Order>,
     arrived: ArrayQueue<RtMessage>,
+    /// Lent memory on its way back.
+    unlocked: ArrayQueue<(RtBuffer, SendOutcome)>,
     pub(crate) counts: Counts,
     pub(crate) drops_late: bool,
     pub(crate) same_host: bool,
@@ -158,6 +162,14 @@ impl Queues {
     pub(crate) fn deliver(&self, message: RtMessage) {
         if self.arrived.force_push(message).is_some() {
             self.counts.superseded_here.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Nobody reads a message any more: lent memory goes back.
+    pub(crate) fn unlock(&self, order: Order, outcome: SendOutcome) {
+        if order.is_lent {
+            // As many have room as there are blocks.
+            let _ = self.unlocked.push((RtBuffer::whole(order.payload), outcome));
         }
     }
 }
@@ -199,62 +211,18 @@ pub struct SendOptions {
     pub deadline: Option<Duration>,
 }
 
-/// Why there is no socket.
-#[derive(Debug, thiserror::Error)]
+/// What became of a message in lent memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum OpenError {
-    /// Another socket has the number.
-    #[error("a real-time socket has number {0} already; close that one, or choose another number")]
-    Taken(u16),
-    /// No message could wait, or leave.
-    #[error("a real-time socket keeps at least one message and has at least one frame")]
-    Empty,
-    /// Blocks of a kind are fewer than messages that may have one.
-    #[error(
-        "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use each has one; ask for \
-         {least}, for none, or keep fewer messages", least = keep + 2
-    )]
-    FewBlocks {
-        /// Pages of such a block.
-        pages: u64,
-        /// How many were asked for.
-        count: u32,
-        /// Messages that the socket keeps.
-        keep: usize,
-    },
-    /// Memory for blocks.
-    #[error(
-        "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or LimitMEMLOCK= of its unit)"
-    )]
-    Blocks(#[source] io::Error),
-    /// The endpoint has other handlers for these packets.
-    #[error("this endpoint has real time already: {0}")]
-    Handler(#[from] HandlerError),
-    /// Frames and descriptors.
-    #[error("no memory or descriptors are left for a real-time socket: {0}")]
-    Flow(#[from] FlowError),
-    /// The smoother's parameters.
-    #[error("{0}")]
-    Smoother(#[from] ParametersError),
-}
-
-/// Why a message is not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SendError {
-    /// The socket has no peer.
-    #[error("the socket is not connected; connect it first")]
-    NotConnected,
-    /// There is no block for it, and it does not fit a packet.
-    #[error(
-        "a real-time message has at most {0} bytes here; open the socket with longer blocks, or send it in parts"
-    )]
-    TooLong(usize),
-    /// So many messages were sent since the endpoint was polled.
-    #[error(
-        "all of the socket's memory for a message of this length waits for the endpoint; poll it, or open the socket with more blocks"
-    )]
-    NotPolled,
+pub enum SendOutcome {
+    /// It left: its last packet was completed. Or its queue was built anew meanwhile, so that nobody knows.
+    Left,
+    /// Its deadline passed before.
+    Late,
+    /// It gave way to newer ones.
+    Superseded,
+    /// The endpoint has no frame that takes it.
+    Unsent,
 }
 
 /// Real time on an endpoint: where its sockets come from.
@@ -349,6 +317,7 @@ impl RealTime {
         let queues = Arc::new(Queues {
             orders: ArrayQueue::new(2 * keep + blocks),
             arrived: ArrayQueue::new(config.keep),
+            unlocked: ArrayQueue::new(2 * keep + blocks),
             counts: Counts::default(),
             drops_late: config.drops_late,
             same_host: config.same_host,
@@ -418,6 +387,8 @@ impl RtSocket {
             hub: Arc::clone(&self.hub),
             outgoing: Outgoing::new(self.config.keep),
             begun: None,
+            under_way: Vec::with_capacity(self.config.frames as usize),
+            of_frame: vec![0; self.config.frames as usize],
             flow: Arc::clone(&flow),
             from: endpoint.local(),
             port,
@@ -460,16 +431,51 @@ impl RtSocket {
         }
         let mut block = self.out.take(payload.len()).ok_or(SendError::NotPolled)?;
         block.bytes_mut().copy_from_slice(payload);
+        self.order(block, false, options);
+        Ok(())
+    }
+
+    fn order(&mut self, payload: Block, is_lent: bool, options: SendOptions) {
         let sent_at = (self.hub.clock)();
         let order = Order {
-            payload: block,
+            payload,
+            is_lent,
             priority: options.priority.min(7),
             deadline: options.deadline.map(|deadline| sent_at + deadline),
             sent_at,
         };
         // As many have room as there are blocks.
         let _ = self.queues.orders.push(order);
-        Ok(())
+    }
+
+    /// Lends memory for a message of `len` bytes, or a longer one if its block takes it. `None`: none is left, or none is as long. It is of the
+    /// blocks that messages have which are copied, so open the socket with more of them.
+    pub fn buffer(&mut self, len: usize) -> Option<RtBuffer> {
+        self.out.lend(len)
+    }
+
+    /// Hands a message over in the first `len` bytes of lent memory; never waits. It leaves as others do. [`unlocked`](Self::unlocked) gives the
+    /// memory back when the device is done with it; where the socket is connected anew or closed before, it is lent no more.
+    ///
+    /// # Errors
+    /// [`SendError`], with the memory.
+    pub fn send_buffer(&mut self, buffer: RtBuffer, len: usize, options: SendOptions) -> Result<(), NotSent> {
+        let reason = if self.flow.is_none() {
+            SendError::NotConnected
+        } else if !buffer.is_of(&self.out) {
+            SendError::Foreign
+        } else if len > buffer.len() {
+            SendError::TooLong(buffer.len())
+        } else {
+            self.order(buffer.cut(len), true, options);
+            return Ok(());
+        };
+        Err(NotSent { buffer, reason })
+    }
+
+    /// Lent memory that came back since this was asked last, and what became of its message.
+    pub fn unlocked(&mut self) -> Option<(RtBuffer, SendOutcome)> {
+        self.queues.unlocked.pop()
     }
 
     /// The next message that came.
