@@ -106,6 +106,9 @@ fn messages_of_every_length_and_every_error() {
     pair.a.ip("address add 10.78.0.1/24 dev vc");
     pair.a.ip("link set vd up");
     pair.a.ip("link set vc up");
+    let refuses = Running::start(&pair.b, &program, &["refuse", "vb"]);
+    assert_eq!(run(&pair.a, &program, &["refused", "va"]), "refused\n");
+    drop(refuses);
     let _echo = Running::start(&pair.b, &program, &["echo", "vb"]);
     let said = run(&pair.a, &program, &["check", "va", "vc"]);
     assert_eq!(said, "all as it should be\n");

@@ -17,6 +17,9 @@ pub enum OpenError {
     /// No message could wait, or leave.
     #[error("a real-time socket keeps at least one message and has at least one frame")]
     Empty,
+    /// So many descriptors has no device.
+    #[error("a real-time socket has at most {0} frames; ask for fewer")]
+    ManyFrames(u32),
     /// Blocks of a kind are fewer than messages that may have one.
     #[error(
         "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use each has one; ask for \

@@ -25,6 +25,9 @@ use crate::receiving::Receiving;
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
 use crate::statistics::{Counts, Statistics};
 
+/// Frames of a socket at most: a transmit ring is shorter. How many are left, the endpoint says when the socket is connected.
+const FRAMES_MAX: u32 = 4096;
+
 /// The host's monotonic time, as all programs of one host have it.
 pub fn monotonic() -> Time {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -296,10 +299,13 @@ impl RealTime {
     /// A socket with this number. All memory that its messages will need is taken here, and locked.
     ///
     /// # Errors
-    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
+    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::ManyFrames`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
     pub fn socket(&self, port: u16, config: &SocketConfig) -> Result<RtSocket, OpenError> {
         if config.keep == 0 || config.frames == 0 {
             return Err(OpenError::Empty);
+        }
+        if config.frames > FRAMES_MAX {
+            return Err(OpenError::ManyFrames(FRAMES_MAX));
         }
         let keep = config.keep;
         let few = |(_, count): &(u64, u32)| (*count as usize) < keep.saturating_add(2);

@@ -267,6 +267,14 @@ fn bad_input_is_one_clear_error() {
     ));
     let nothing = SocketConfig { frames: 0, ..exact() };
     assert!(matches!(real_time.socket(1, &nothing), Err(OpenError::Empty)));
+    let many = SocketConfig {
+        frames: u32::MAX,
+        ..exact()
+    };
+    assert!(matches!(
+        real_time.socket(1, &many),
+        Err(OpenError::ManyFrames(4096))
+    ));
     let mut other = real_time.socket(1, &exact()).expect("free");
     assert_eq!(other.send(b"x", options(0, 0)), Err(SendError::NotConnected));
     let most = bed.sockets[0].payload_max();

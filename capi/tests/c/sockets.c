@@ -139,6 +139,8 @@ static void sockets_that_there_are_not(const char *interface)
     NO_POINTER(rt_socket(&bad), EINVAL, "at least one");
     bad = config, bad.frames = 0;
     NO_POINTER(rt_socket(&bad), EINVAL, "at least one");
+    bad = config, bad.frames = UINT32_MAX;
+    NO_POINTER(rt_socket(&bad), EINVAL, "4096 frames");
     bad = config, bad.blocks_of_4 = 17;
     NO_POINTER(rt_socket(&bad), EINVAL, "18");
     bad = config, bad.blocks_of_16 = 1u << 28;
@@ -316,12 +318,43 @@ static void check(const char *interface, const char *other_interface)
     one_thread_at_a_time(socket);
     close_all_sent(socket);
     FAILS(lm_rt_fd(socket), EINVAL, "no such socket");
+    /* More frames than the device holds packets: that is known when there is a host to send to. */
+    config.frames = 4096;
     lm_rt *new = rt_socket(&config);
     CHECK(new != NULL && new != socket);
     FAILS(lm_rt_fd(socket), EINVAL, "no such socket");
-    close_all_sent(new);
+    char *buffer = rt_mmap(new, 1);
+    CHECK(buffer != NULL);
+    FAILS(send_to(new, buffer, 1, NULL, to), ENOBUFS, "descriptors");
+    CHECK(lm_rt_unlocked(new, buffer) == LM_RT_LEFT);
+    CHECK(rt_socket_close(new) == 0);
     the_link_goes(other, other_interface);
     puts("all as it should be");
+}
+
+/* Only a network that nobody is in may send here. */
+static void refuse(const char *interface)
+{
+    struct lm_rt_config config = lm_rt_defaults(interface);
+    char room[1];
+    config.allow = "192.0.2.0/24,198.51.100.7";
+    lm_rt *socket = rt_socket(&config);
+    CHECK(socket != NULL);
+    puts("ready");
+    fflush(stdout);
+    FAILS(rt_recvfrom(socket, room, 1, -1, NULL), EIO, "it is ended from outside");
+}
+
+static void refused(const char *interface)
+{
+    struct lm_rt_config config = lm_rt_defaults(interface);
+    lm_rt *socket = rt_socket(&config);
+    CHECK(socket != NULL);
+    char *buffer = rt_mmap(socket, 1);
+    CHECK(buffer != NULL);
+    FAILS(send_to(socket, buffer, 1, NULL, address("10.77.0.2", LM_RT_PORT)), ECONNREFUSED, "allow");
+    CHECK(rt_socket_close(socket) == 0);
+    puts("refused");
 }
 
 int main(int argc, char **argv)
@@ -330,6 +363,10 @@ int main(int argc, char **argv)
         echo(argv[2]);
     else if (argc == 4 && strcmp(argv[1], "check") == 0)
         check(argv[2], argv[3]);
+    else if (argc == 3 && strcmp(argv[1], "refuse") == 0)
+        refuse(argv[2]);
+    else if (argc == 3 && strcmp(argv[1], "refused") == 0)
+        refused(argv[2]);
     else
         return 2;
     return 0;
