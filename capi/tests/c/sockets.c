@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -266,10 +267,13 @@ static void locked_buffers(lm_rt *socket, struct sockaddr_in to)
     CHECK(wait_for(socket, third) == LM_RT_LEFT);
 }
 
+static atomic_int is_told;
+
 static void *wait_in_thread(void *socket)
 {
     char room[1];
-    CHECK(rt_recvfrom(socket, room, 1, 300000000, NULL) == -1 && errno != EBUSY);
+    while (!is_told)
+        CHECK(rt_recvfrom(socket, room, 1, 10000000, NULL) == -1 && (errno == ETIMEDOUT || errno == EBUSY));
     return NULL;
 }
 
@@ -281,6 +285,7 @@ static void one_thread_at_a_time(lm_rt *socket)
     while (lm_rt_stats(socket, &stats) == 0)
         ;
     CHECK(errno == EBUSY && strstr(lm_rt_error(), "another thread") != NULL);
+    is_told = 1;
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK(lm_rt_stats(socket, &stats) == 0);
 }
