@@ -95,7 +95,7 @@ impl Ends {
             self.sent += 1;
             let len = LENS[number as usize % LENS.len()];
             payload[len - 4..len].copy_from_slice(&number.to_be_bytes());
-            match self.buffer.take_if(|_| number % 3 == 0) {
+            match self.buffer.take_if(|_| number.is_multiple_of(3)) {
                 Some(mut buffer) => {
                     buffer[..len].copy_from_slice(&payload[..len]);
                     let sent = self.sender.send_buffer(buffer, len, SendOptions::default());
