@@ -118,6 +118,12 @@ pub struct LinkOptions {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "60")]
     pub patience: Duration,
 
+    /// Whether a message is sent while it is read, and written while it arrives: on, or off for one after the other
+    ///
+    /// What has no known length is read whole before it is sent, and so it is with --wire ipfrag.
+    #[arg(long, value_enum, default_value_t = Pipeline::On, value_name = "WHETHER")]
+    pub pipeline: Pipeline,
+
     /// Print a line of statistics to standard error every so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub stats: Option<Duration>,
@@ -185,6 +191,15 @@ impl From<IntegrityOption> for Integrity {
             IntegrityOption::Manifest => Integrity::Manifest,
         }
     }
+}
+
+/// `--pipeline`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pipeline {
+    /// Reading, sending, receiving and writing of one message overlap.
+    On,
+    /// A message is sent when it is read, and written when it has come.
+    Off,
 }
 
 /// `--mode`.

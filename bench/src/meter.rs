@@ -25,6 +25,8 @@ pub struct Meter {
     pub bytes: u64,
     /// Messages done.
     pub messages: u64,
+    /// Payload bytes of messages under way: released and not confirmed, or written and not whole.
+    pub under_way: u64,
     began: Instant,
     look_at: Instant,
     stats: Option<Stats>,
@@ -61,6 +63,7 @@ impl Meter {
             latency,
             bytes: 0,
             messages: 0,
+            under_way: 0,
             began: now,
             look_at: now,
             stats,
@@ -96,10 +99,11 @@ impl Meter {
         let elapsed = now.duration_since(stats.since).as_secs_f64();
         let rate = gbit_per_s(self.bytes - stats.bytes, elapsed);
         let line = format!(
-            "{:.1} s, {} in {} messages, {rate:.3} Gbit/s, {} drops",
+            "{:.1} s, {} in {} messages, {} under way, {rate:.3} Gbit/s, {} drops",
             now.duration_since(self.began).as_secs_f64(),
             approximate(self.bytes),
             self.messages,
+            approximate(self.under_way),
             drops()
         );
         stats.since = now;

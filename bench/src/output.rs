@@ -26,7 +26,7 @@ mod part;
 mod space;
 
 /// Bytes written to a file between two rounds of the poll engine, some 50 µs of copying into the page cache.
-const FILE_PIECE_LEN: usize = 256 << 10;
+pub const FILE_PIECE_LEN: usize = 256 << 10;
 
 /// Bytes written to a pipe at once: what fits without blocking after `poll(2)` said writable (PIPE_BUF, pipe(7)).
 const STREAM_PIECE_LEN: usize = 4096;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use lm_admission::{Cidr, Policy};
 use lm_dataplane::{
-    AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, Message, Outcome, PeerId, ReceiveConfig,
-    RecvError, SendError,
+    AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, Incoming, Message, Outcome, PeerId,
+    ReceiveConfig, RecvError, SendError,
 };
 
-use crate::cli::{self, Failure, LinkOptions, MANUAL_END};
+use crate::cli::{self, Failure, LinkOptions, MANUAL_END, Pipeline};
 use crate::link;
 use crate::meter::Meter;
 use crate::output::Output;
@@ -131,6 +131,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 struct Tool {
     endpoint: Endpoint,
     receiver: Receiver<PeerId, Message>,
+    /// Messages that are arriving, of peers that send a transfer.
+    arriving: Vec<Incoming>,
     meter: Meter,
     interrupt: Interrupt,
     options: Options,
@@ -217,6 +219,7 @@ impl Tool {
         Ok(Tool {
             endpoint,
             receiver,
+            arriving: Vec::new(),
             meter,
             interrupt,
             options,
@@ -243,17 +246,22 @@ impl Tool {
             let now = Instant::now();
             match self.endpoint.try_recv() {
                 Ok(Some(message)) => self.take(message, now),
+                Ok(None) if self.write_shown(now) => {}
                 Ok(None) if self.receiver.is_closing() => self.endpoint.wait(DISK_MAX),
                 Ok(None) => self.endpoint.wait(IDLE_MAX),
                 Err(error @ RecvError::Incomplete { peer, .. }) => {
                     self.receiver
                         .on_incomplete(peer, &format!("{}; send again", cli::chain(&error)), now);
                 }
+                Err(RecvError::Aborted { peer, .. }) => {
+                    self.receiver.on_incomplete(peer, "the sender gave up", now);
+                }
                 Err(error) => return Err(Failure::new(cli::chain(&error))),
             }
             self.receiver.poll_timeout(now, self.options.link.patience);
             self.send_replies();
             self.tell();
+            self.meter.under_way = self.receiver.shown_bytes();
             let endpoint = &self.endpoint;
             self.meter.tick(now, || link::drop_count(endpoint));
             if self
@@ -272,6 +280,8 @@ impl Tool {
             receiver,
             interrupt,
             meter,
+            arriving,
+            options,
             ..
         } = self;
         let (peer, tag, latency_ns) = (message.peer(), message.tag(), message.latency_ns());
@@ -279,28 +289,53 @@ impl Tool {
             // Its place in the table of peers was taken by another; it can neither be judged nor answered.
             return receiver.note_stray(tag);
         };
-        // A sender that waits for the end of a long write, or of reading what is there, must not think that we are gone.
         let transfer = match tag {
             CONTROL_TAG => Control::parse(&message).ok().map(|control| control.transfer()),
             _ => TransferId::from_data_tag(tag).map(|(transfer, _)| transfer),
         };
-        let mut speak_at = now + REPEAT_EVERY;
-        let mut between = || {
-            endpoint.poll();
-            let now = Instant::now();
-            if let Some(transfer) = transfer.filter(|_| now >= speak_at) {
-                speak_at = now + REPEAT_EVERY;
-                // When there is no room for it now, the next one is a second away.
-                let _ = link::try_send_control(endpoint, peer, &Control::Alive { transfer });
-            }
-            !interrupt.is_set()
-        };
+        let mut between = between(endpoint, interrupt, (peer, transfer), now);
         let taken = receiver.on_message(peer, *from.ip(), tag, message, now, &mut between);
+        drop(between);
+        // Their memory is free when nobody reads there any more.
+        arriving.retain(|incoming| incoming.settled().is_none());
+        if taken == Taken::Control
+            && options.link.pipeline == Pipeline::On
+            && receiver.is_receiving_from(peer)
+        {
+            endpoint.peer(peer).watch();
+        }
         if taken == Taken::Data {
             meter.latency.record_ns(latency_ns);
         }
         meter.bytes = receiver.totals().bytes;
         meter.messages = receiver.totals().messages;
+    }
+
+    /// Writes a piece of what may be read of messages that are arriving. `false`: there is none.
+    fn write_shown(&mut self, now: Instant) -> bool {
+        let Tool {
+            endpoint,
+            receiver,
+            interrupt,
+            arriving,
+            ..
+        } = self;
+        arriving.extend(std::iter::from_fn(|| endpoint.try_incoming()));
+        arriving.retain(|incoming| incoming.settled().is_none());
+        arriving.iter().any(|incoming| {
+            let (peer, tag) = (incoming.peer(), incoming.tag());
+            let transfer = TransferId::from_data_tag(tag).map(|(transfer, _)| transfer);
+            let mut between = between(endpoint, interrupt, (peer, transfer), now);
+            let get = |bytes| incoming.get(bytes);
+            receiver.on_shown(
+                peer,
+                (tag, incoming.len()),
+                incoming.shown(),
+                get,
+                now,
+                &mut between,
+            )
+        })
     }
 
     fn send_replies(&mut self) {
@@ -414,5 +449,26 @@ impl Tool {
             self.options.link.json,
             self.options.output == Path::new("-"),
         )
+    }
+}
+
+/// What is done now and then while something is written or read: a sender that waits for the end of it must not think that we are gone.
+/// `false`: the user wants an end.
+fn between<'a>(
+    endpoint: &'a mut Endpoint,
+    interrupt: &'a Interrupt,
+    (peer, transfer): (PeerId, Option<TransferId>),
+    now: Instant,
+) -> impl FnMut() -> bool + 'a {
+    let mut speak_at = now + REPEAT_EVERY;
+    move || {
+        endpoint.poll();
+        let now = Instant::now();
+        if let Some(transfer) = transfer.filter(|_| now >= speak_at) {
+            speak_at = now + REPEAT_EVERY;
+            // When there is no room for it now, the next one is a second away.
+            let _ = link::try_send_control(endpoint, peer, &Control::Alive { transfer });
+        }
+        !interrupt.is_set()
     }
 }

@@ -20,7 +20,8 @@
 //! ```
 //!
 //! Control messages may be repeated and their answers are the same (START → READY, END → RESULT); a sender repeats
-//! them once a second. Data may overtake them: messages of one fragment travel on another channel than long ones.
+//! them once a second. Data may overtake them: messages of one fragment travel on another channel than long ones. What is final of a
+//! message is written before it is whole (`incoming/shown.rs`); it counts when it is.
 
 pub mod incoming;
 pub mod outgoing;

@@ -87,6 +87,19 @@ impl Sequence {
         u64::from(index).saturating_mul(self.plan.message_len)
     }
 
+    /// Where the last message that has arrived ends, or what was there.
+    #[must_use]
+    pub fn end_of_arrived(&self) -> u64 {
+        let end = self.end.saturating_mul(self.plan.message_len);
+        self.total_len.map_or(end, |total| end.min(total))
+    }
+
+    /// Whether message `index` with `len` bytes may arrive; and `next`: of those that may it is the first.
+    pub fn expects(&mut self, index: u32, len: u64, next: bool) -> bool {
+        let index = u64::from(index);
+        self.check(index, len).is_ok() && (!next || index == self.next)
+    }
+
     /// Whether all is there.
     #[must_use]
     pub fn is_complete(&self) -> bool {

@@ -53,8 +53,12 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     pub(super) fn settle(&mut self, position: usize, step: Result<(), (Status, String)>, now: Instant) {
         match step {
             Err((status, text)) => self.fail(position, status, text, now),
-            Ok(()) if self.active[position].sequence.is_complete() => self.finish(position, now),
-            Ok(()) => {}
+            Ok(()) if !self.active[position].sequence.is_complete() => {}
+            Ok(()) if self.active[position].shown.is_empty() => self.finish(position, now),
+            Ok(()) => {
+                let text = "a message began that the sender does not count; send again".to_owned();
+                self.fail(position, Status::Inconsistent, text, now);
+            }
         }
     }
 
@@ -91,15 +95,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
-        let (mut over, destination) = self.active.swap_remove(position).split();
+        let mut incoming = self.active.swap_remove(position);
+        let cut = incoming.cut_shown();
+        let (mut over, destination) = incoming.split();
         // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
         let keep = match status {
             Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
             Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
         };
         if destination.abandon(keep) {
-            // They still take their place.
-            over.written = 0;
+            // The others still take their place.
+            over.written = cut;
         }
         self.failed(&over, status, text, now);
     }

@@ -7,6 +7,7 @@
 mod ending;
 mod one;
 mod quota;
+mod shown;
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use lm_admission::Policy;
 
 use self::quota::Quota;
+use self::shown::Shown;
 use super::outgoing::REPEAT_EVERY;
 use super::progress::Sequence;
 use super::wire::{CONTROL_TAG, Control, ControlError, Plan, Refusal, Status, TransferId};
@@ -129,6 +131,8 @@ struct Incoming<P, M> {
     written: u64,
     /// Messages ahead of their turn, for a stream output.
     early: Vec<(u32, M)>,
+    /// Messages that are arriving, of which some is written.
+    shown: Vec<Shown>,
     last_heard: Instant,
     asked: Instant,
 }
@@ -257,9 +261,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         if tag == CONTROL_TAG {
             return self.on_control(peer, from, &message, now, between);
         }
-        let known = TransferId::from_data_tag(tag)
-            .and_then(|(transfer, index)| Some((self.position(peer, transfer)?, index)));
-        let Some((position, index)) = known else {
+        let Some((position, index)) = self.data(peer, tag) else {
             self.totals.stray_data += 1;
             return Taken::Stray;
         };
@@ -339,6 +341,12 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         self.active
             .iter()
             .position(|incoming| incoming.peer == peer && incoming.transfer == transfer)
+    }
+
+    /// Which transfer under way a data message is of, and which message it is.
+    fn data(&self, peer: P, tag: u64) -> Option<(usize, u32)> {
+        let (transfer, index) = TransferId::from_data_tag(tag)?;
+        Some((self.position(peer, transfer)?, index))
     }
 
     fn is_waiting_for_disk(&self, peer: P, transfer: TransferId) -> bool {
@@ -494,6 +502,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     resumed: 0,
                     written: 0,
                     early: Vec::new(),
+                    shown: Vec::new(),
                     last_heard: now,
                     asked: now,
                 };

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::quota::Quota;
 use super::{CHECK_MAX, EARLY_MAX, Incoming, Over, Totals};
-use crate::output::Destination;
+use crate::output::{Destination, OutputError};
 use crate::transfer::progress::{Arrival, Sequence};
 use crate::transfer::wire::{Digest, Status};
 
@@ -102,6 +102,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         Ok(())
     }
 
+    /// Writes what is not written of message `index`.
     pub(super) fn write(
         &mut self,
         index: u32,
@@ -110,12 +111,19 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
         let (offset, len) = (self.sequence.offset(index), bytes.len() as u64);
-        let written = quota
-            .check(len)
-            .and_then(|()| self.destination.write_at(offset, bytes, between));
-        written.map_err(|error| (Status::WriteFailed, error.text))?;
-        quota.taken += len;
-        self.written += len;
+        let shown = self.take_shown(index, len)?;
+        let failed = |error: OutputError| (Status::WriteFailed, error.text);
+        quota.check(len - shown.bytes()).map_err(failed)?;
+        for (number, part) in shown.rest().enumerate() {
+            if number > 0 {
+                between();
+            }
+            let rest = &bytes[part.start as usize..part.end as usize];
+            let written = self.destination.write_at(offset + part.start, rest, between);
+            written.map_err(failed)?;
+            quota.taken += rest.len() as u64;
+            self.written += rest.len() as u64;
+        }
         totals.bytes += len;
         totals.messages += 1;
         Ok(())

@@ -4,7 +4,10 @@ use super::*;
 use crate::scratch::Scratch;
 use proptest::prelude::*;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
+
+mod shown;
 
 const FROM: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const ID: TransferId = TransferId::new(7).unwrap();
@@ -431,7 +434,7 @@ proptest! {
     #[test]
     fn hostile_conversations(
         steps in proptest::collection::vec(
-            (0u32..3, 1u32..4, 0u8..10, 0u64..40, 0u64..12, proptest::collection::vec(any::<u8>(), 0..60)),
+            (0u32..3, 1u32..4, 0u8..13, 0u64..40, 0u64..12, proptest::collection::vec(any::<u8>(), 0..60)),
             0..120,
         ),
     ) {
@@ -439,6 +442,14 @@ proptest! {
         for (peer, number, kind, a, b, noise) in steps {
             let transfer = TransferId::new(number).unwrap();
             let status = if a % 3 == 0 { Status::Aborted } else { Status::Complete };
+            if kind >= 10 {
+                // The last of them lies behind the message, and the first is none.
+                let shown = [b..b / 2, b / 2..b, b + 1..a, 3 * a..u64::MAX];
+                let get = |range: Range<u64>| noise.get(..(range.end - range.start) as usize);
+                let tag = transfer.data_tag(a as u32 % 5);
+                bed.receiver.on_shown(peer, (tag, b), shown.into_iter(), get, bed.now, &mut || true);
+                continue;
+            }
             let (tag, bytes) = match kind {
                 0 => match Plan::new((a % 4 > 0).then_some(a), b) {
                     Some(plan) => (CONTROL_TAG, Control::Start {
