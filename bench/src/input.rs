@@ -14,7 +14,7 @@ use crate::transfer::wire::Digest;
 
 /// How many payload ranges one read fills (Linux allows 1024). 64 are some 90 KiB, so that the poll engine has its
 /// turn every few ten microseconds.
-const RANGES_PER_READ: usize = 64;
+pub const RANGES_PER_READ: usize = 64;
 
 /// How long one wait for a slow stream lasts before the poll engine gets its next round, in nanoseconds.
 const STREAM_WAIT_NS: i64 = 1_000_000;

@@ -51,7 +51,7 @@ pub struct Report {
     pub landing_memory_max: u64,
     /// As said there.
     pub landing_memory_address_max: u64,
-    /// Completion time per message in microseconds. Sender: from handing the message over to the receiver's confirmation.
+    /// Completion time per message in microseconds. Sender: from handing the message over, or beginning it, to the receiver's confirmation.
     /// Receiver: from the announcement or first packet to delivery. `null` when nothing was measured.
     pub latency_us: LatencySummary,
     /// Packets and messages that were dropped, by reason; reasons that never occurred are left out.

@@ -5,15 +5,19 @@ use std::io;
 use std::rc::Rc;
 use std::time::Instant;
 
-use lm_dataplane::{Completion, LoanError, Outcome as MessageOutcome, SendRegion};
+use lm_dataplane::{Completion, LoanError, MessageWriter, Outcome as MessageOutcome, SendRegion};
 use lm_protocol::geometry::Wire;
 
 use super::{FAREWELL_MAX, IDLE_MAX, Tool};
-use crate::cli::{self, DeliveryOption, Failure};
+use crate::cli::{self, DeliveryOption, Failure, Pipeline};
+use crate::input::RANGES_PER_READ;
 use crate::link;
 use crate::output::describe;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
 use crate::transfer::wire::{CONTROL_TAG, Control, Digest, Refusal, TransferId};
+
+/// A message that is no longer is filled by one read and leaves whole: it has nothing to overlap.
+const WHOLE_MAX: u64 = 64 << 10;
 
 /// What became of a piece that was to be read.
 enum Filled {
@@ -137,6 +141,7 @@ impl Tool {
             let _ = link::try_send_control(&mut self.endpoint, self.peer, &control);
             worked = true;
         }
+        self.meter.under_way = self.released.saturating_sub(self.meter.bytes);
         let endpoint = &self.endpoint;
         self.meter.tick(now, || link::drop_count(endpoint));
         Ok(worked)
@@ -150,6 +155,14 @@ impl Tool {
         let Some(piece) = outgoing.next_piece() else {
             return Ok(false);
         };
+        if self.is_read_while_sent(piece) {
+            match self.endpoint.peer(self.peer).begin(piece.len, piece.tag) {
+                Ok(writer) => return self.write(writer, piece, outgoing).map(|()| true),
+                Err(LoanError::WouldBlock) => return Ok(false),
+                // It leaves when it is whole, or its loan says why not.
+                Err(_) => {}
+            }
+        }
         let Some(region) = self.loan(piece.len)? else {
             return Ok(false);
         };
@@ -160,6 +173,7 @@ impl Tool {
                     .send(region, piece.tag)
                     .map_err(|error| Failure::new(cli::chain(&error)))?;
                 self.in_flight += 1;
+                self.released += len;
                 outgoing.handed(len, Instant::now());
                 if len < piece.len {
                     outgoing.input_ended(Instant::now());
@@ -169,6 +183,46 @@ impl Tool {
             Filled::Over => {}
         }
         Ok(true)
+    }
+
+    fn is_read_while_sent(&self, piece: Piece) -> bool {
+        let is_wanted = self.options.link.pipeline == Pipeline::On;
+        is_wanted && self.input.len().is_some() && piece.len > WHOLE_MAX
+    }
+
+    /// Reads the piece into a message that leaves meanwhile, with rounds in between. A message whose writer is dropped before its end is given
+    /// up.
+    fn write(
+        &mut self,
+        mut writer: MessageWriter,
+        piece: Piece,
+        outgoing: &mut Outgoing,
+    ) -> Result<(), Failure> {
+        let ended = |error| Failure::new(cli::chain(&error));
+        let input = Rc::clone(&self.input);
+        let mut broken = None;
+        let mut read = 0;
+        self.in_flight += 1;
+        while read < piece.len {
+            let ranges = behind(&mut writer, read).take(RANGES_PER_READ);
+            match input.fill(ranges, piece.offset + read, &mut || true) {
+                Ok(0) => return Err(self.became_shorter()),
+                Ok(part) => read += part,
+                Err(error) => return Err(self.cannot_read(&error)),
+            }
+            let before = writer.released();
+            match read < piece.len {
+                true => writer.release(read).map_err(ended)?,
+                false => writer.finish().map_err(ended)?,
+            }
+            self.released += writer.released() - before;
+            if read < piece.len && !self.is_going_on(outgoing, &mut broken) {
+                // Where nothing is broken the transfer has ended: the receiver said so.
+                return broken.map_or(Ok(()), Err);
+            }
+        }
+        outgoing.handed(piece.len, Instant::now());
+        Ok(())
     }
 
     /// Memory for a message; `None`: none is free until another message is confirmed.
@@ -204,10 +258,7 @@ impl Tool {
             return Ok(Filled::Whole(region));
         }
         if input.len().is_some() {
-            let name = self.options.file.display();
-            let text =
-                format!("{name} became shorter while it was sent; send it again when nobody writes it");
-            return Err(Failure::new(text));
+            return Err(self.became_shorter());
         }
         match (filled, piece.offset) {
             (0, 0) => Err(Failure::new("the input is empty; there is nothing to send")),
@@ -217,6 +268,13 @@ impl Tool {
                 Ok(Filled::Whole(region))
             }
         }
+    }
+
+    fn became_shorter(&self) -> Failure {
+        let name = self.options.file.display();
+        Failure::new(format!(
+            "{name} became shorter while it was sent; send it again when nobody writes it"
+        ))
     }
 
     fn cannot_read(&self, error: &io::Error) -> Failure {
@@ -334,4 +392,15 @@ impl Tool {
         self.meter.bytes = self.ended_bytes;
         Ok(())
     }
+}
+
+/// The payload ranges behind the first `read` bytes.
+fn behind(writer: &mut MessageWriter, read: u64) -> impl Iterator<Item = &mut [u8]> {
+    // They begin with what is not released: whole windows are.
+    let mut skip = (read - writer.released()) as usize;
+    writer.payloads_mut().filter_map(move |range| {
+        let (before, rest) = range.split_at_mut(skip.min(range.len()));
+        skip -= before.len();
+        (!rest.is_empty()).then_some(rest)
+    })
 }

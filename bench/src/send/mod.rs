@@ -58,6 +58,8 @@ struct Tool {
     meter: Meter,
     interrupt: Interrupt,
     in_flight: u32,
+    /// Payload bytes that have left, or may.
+    released: u64,
     /// Messages and payload bytes of complete transfers.
     ended_messages: u64,
     ended_bytes: u64,
@@ -118,6 +120,7 @@ impl Tool {
             meter,
             interrupt,
             in_flight: 0,
+            released: 0,
             ended_messages: 0,
             ended_bytes: 0,
             resumed_bytes: 0,

@@ -16,7 +16,7 @@ use crate::measuring::{bare_addresses, lm_bench, measured_stream, number, stream
 const PAYLOAD_LEN: usize = 400;
 const SEED: u64 = 2026;
 
-fn start_box(bed: &Bed, options: &str) -> Tool {
+pub(crate) fn start_box(bed: &Bed, options: &str) -> Tool {
     let line = format!("impair --left left --right right --seed {SEED} {options}");
     let tool = Tool::start(lm_bench(bed, Host::Box, &line));
     tool.wait_for_line("ready");
@@ -24,7 +24,7 @@ fn start_box(bed: &Bed, options: &str) -> Tool {
 }
 
 /// Ends the box; its report, whose counters must balance.
-fn stop(running: Tool) -> Value {
+pub(crate) fn stop(running: Tool) -> Value {
     running.signal(Signal::TERM);
     let ended = running.end();
     let report = ended.expect_code(0).json();

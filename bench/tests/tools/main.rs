@@ -12,6 +12,7 @@ mod jumbo;
 mod links;
 mod measuring;
 mod overlay;
+mod pipelining;
 mod quota;
 mod receiving;
 mod resume;
