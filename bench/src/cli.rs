@@ -118,9 +118,10 @@ pub struct LinkOptions {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "60")]
     pub patience: Duration,
 
-    /// Whether a message is sent while it is read, and written while it arrives: on, or off for one after the other
+    /// Whether a message longer than 1 MiB is sent while it is read, and written while it arrives: on, or off for one after the other
     ///
-    /// What has no known length is read whole before it is sent, and so it is with --wire ipfrag.
+    /// Shorter ones overlap as they are, several at once. What has no known length is read whole before it is sent, and so it is
+    /// with --wire ipfrag.
     #[arg(long, value_enum, default_value_t = Pipeline::On, value_name = "WHETHER")]
     pub pipeline: Pipeline,
 

@@ -20,6 +20,7 @@ use crate::privileges;
 use crate::report::Report;
 use crate::signals::Interrupt;
 use crate::size::{ByteSize, approximate};
+use crate::transfer::WHOLE_MAX;
 use crate::transfer::incoming::{Event, Receiver, Taken};
 use crate::transfer::outgoing::REPEAT_EVERY;
 use crate::transfer::wire::{CONTROL_TAG, Control, TransferId};
@@ -320,7 +321,8 @@ impl Tool {
             arriving,
             ..
         } = self;
-        arriving.extend(std::iter::from_fn(|| endpoint.try_incoming()));
+        let come = std::iter::from_fn(|| endpoint.try_incoming());
+        arriving.extend(come.filter(|incoming| incoming.len() > WHOLE_MAX));
         arriving.retain(|incoming| incoming.settled().is_none());
         arriving.iter().any(|incoming| {
             let (peer, tag) = (incoming.peer(), incoming.tag());

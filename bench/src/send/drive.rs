@@ -13,11 +13,9 @@ use crate::cli::{self, DeliveryOption, Failure, Pipeline};
 use crate::input::RANGES_PER_READ;
 use crate::link;
 use crate::output::describe;
+use crate::transfer::WHOLE_MAX;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
 use crate::transfer::wire::{CONTROL_TAG, Control, Digest, Refusal, TransferId};
-
-/// A message that is no longer is filled by one read and leaves whole: it has nothing to overlap.
-const WHOLE_MAX: u64 = 64 << 10;
 
 /// What became of a piece that was to be read.
 enum Filled {

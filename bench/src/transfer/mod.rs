@@ -23,6 +23,10 @@
 //! them once a second. Data may overtake them: messages of one fragment travel on another channel than long ones. What is final of a
 //! message is written before it is whole (`incoming/shown.rs`); it counts when it is.
 
+/// Messages that are no longer are filled before they leave, and whole before they are written: several of them are under way at once, so
+/// that they overlap as they are, and a loss costs them less.
+pub const WHOLE_MAX: u64 = 1 << 20;
+
 pub mod incoming;
 pub mod outgoing;
 pub mod progress;
