@@ -402,7 +402,7 @@ fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
         };
         let mut tasks: Vec<Task> = selected.iter().map(task).collect();
         if arguments.choice.purpose.has_faults() {
-            tasks.extend(spoiled());
+            tasks.extend(spoiled(&arguments.devices()));
         }
         return tasks;
     }
@@ -414,9 +414,9 @@ fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
     arguments.run.iter().map(command).collect()
 }
 
-/// The checks with faults.
-fn spoiled() -> impl Iterator<Item = Task> {
-    let all = checks::all(&Device::ALL);
+/// The checks with faults that these devices can have.
+fn spoiled(devices: &[Device]) -> impl Iterator<Item = Task> {
+    let all = checks::all(devices);
     checks::SPOILED.into_iter().filter_map(move |(name, spoil)| {
         let limit_s = all.iter().find(|one| one.name() == name)?.check.limit_s;
         Some(Task {
