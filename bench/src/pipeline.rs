@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use lm_box::split_mix;
 use lm_dataplane::{
-    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Outcome,
-    PeerId, ReceiveConfig,
+    Completion, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig,
+    Outcome, PeerId, ReceiveConfig,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -266,6 +266,7 @@ fn send(
             writer => break writer.map_err(|error| failed(&error))?,
         }
     };
+    let token = writer.token();
     let producing = move || -> Result<u64, Failure> {
         let mut chunk = Vec::new();
         for bytes in timetable.windows() {
@@ -279,7 +280,10 @@ fn send(
     };
     let producing = std::thread::spawn(producing);
     let confirmed = loop {
-        if let Some(completion) = endpoint.try_completion() {
+        // The first word has one, too.
+        let of_others = |completion: &Completion| completion.token != token;
+        let completions = std::iter::from_fn(|| endpoint.try_completion());
+        if let Some(completion) = completions.skip_while(of_others).next() {
             break match completion.outcome {
                 Outcome::Delivered => Ok(now_ns()),
                 outcome => Err(Failure::new(format!("message {message} ended as {outcome:?}"))),
@@ -301,13 +305,16 @@ fn consume(incoming: &Incoming, number: u32, timetable: Timetable) -> Result<[u6
     let mut first_ns = None;
     for bytes in timetable.windows() {
         let come = loop {
-            let is_settled = incoming.settled().is_some();
+            let settled = incoming.settled();
             match incoming.get(bytes.clone()) {
                 Some(come) => break come,
-                None if is_settled => {
-                    return Err(Failure::new(format!("message {number} ended without {bytes:?}")));
-                }
-                None => std::thread::sleep(LOOK),
+                None => match settled {
+                    Some(how) => {
+                        let text = format!("message {number} ended as {how:?}, without {bytes:?}");
+                        return Err(Failure::new(text));
+                    }
+                    None => std::thread::sleep(LOOK),
+                },
             }
         };
         let begins_ns = *first_ns.get_or_insert_with(now_ns);
