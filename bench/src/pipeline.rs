@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use lm_box::split_mix;
 use lm_dataplane::{
-    Completion, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig,
-    Outcome, PeerId, ReceiveConfig,
+    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Outcome,
+    PeerId, ReceiveConfig,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -281,9 +281,8 @@ fn send(
     let producing = std::thread::spawn(producing);
     let confirmed = loop {
         // The first word has one, too.
-        let of_others = |completion: &Completion| completion.token != token;
-        let completions = std::iter::from_fn(|| endpoint.try_completion());
-        if let Some(completion) = completions.skip_while(of_others).next() {
+        let mut completions = std::iter::from_fn(|| endpoint.try_completion());
+        if let Some(completion) = completions.find(|completion| completion.token == token) {
             break match completion.outcome {
                 Outcome::Delivered => Ok(now_ns()),
                 outcome => Err(Failure::new(format!("message {message} ended as {outcome:?}"))),
