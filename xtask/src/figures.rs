@@ -1,7 +1,7 @@
 //! `cargo xtask figures`: docs/figures.md, made of the result files in bench/figures and of nothing else.
 //!
-//! A result file is what a measuring command kept with `--json`, without what the programs reported one by one. Each row of the page
-//! has the command, commit, date and host of its file. What is asked is what the code asks now; a target that was higher once is
+//! A result file is what a measuring command kept with `--json`, without what the programs reported one by one. Above each table of the page
+//! are the command, commit, date and host of its file. What is asked is what the code asks now; a target that was higher once is
 //! remembered in bench/figures/targets.json, so that the page says where it was lowered.
 
 use std::collections::BTreeMap;
@@ -149,9 +149,9 @@ impl Run {
         Ok(self)
     }
 
-    fn cells(&self) -> String {
+    fn line(&self) -> String {
         format!(
-            "`{}` | {} | {} | {}",
+            "`{}` at {}, {}, {}",
             self.command, self.commit, self.date, self.host
         )
     }
@@ -489,19 +489,15 @@ fn page(measured: &[Measured], code: Vec<Asked>, mut most: BTreeMap<String, f64>
             ));
         }
     }
-    page.push_str("\n## Asked\n\n| what | asked | reached, all rounds | near cores | | command | commit | date | host |\n");
-    page.push_str("|---|---|---|---|---|---|---|---|---|\n");
-    for file in measured {
+    page.push_str("\n## Asked\n");
+    for file in measured.iter().filter(|file| !file.verdicts.is_empty()) {
+        let _ = writeln!(page, "\n{}:\n", file.run.line());
+        page.push_str("| what | asked | reached, all rounds | near cores | |\n|---|---|---|---|---|\n");
         for one in &file.verdicts {
             let _ = writeln!(
                 page,
-                "| {} | {} | {} | {} | {} | {} |",
-                one.what,
-                one.asked,
-                one.reached,
-                one.near,
-                one.verdict,
-                file.run.cells()
+                "| {} | {} | {} | {} | {} |",
+                one.what, one.asked, one.reached, one.near, one.verdict
             );
         }
     }
@@ -531,14 +527,13 @@ fn page(measured: &[Measured], code: Vec<Asked>, mut most: BTreeMap<String, f64>
         false => format!("{}\n", open.join("\n")),
     });
     for file in measured {
-        let _ = write!(page, "\n## {}\n\n", file.suite);
-        page.push_str("| what | who | figure | all rounds | cores, ns | command | commit | date | host |\n");
-        page.push_str("|---|---|---|---|---|---|---|---|---|\n");
+        let _ = writeln!(page, "\n## {}\n\n{}:\n", file.suite, file.run.line());
+        page.push_str("| what | who | figure | all rounds | cores, ns |\n|---|---|---|---|---|\n");
         for figure in &file.figures {
             let rounds: Vec<String> = figure.rounds.iter().copied().map(number).collect();
             let _ = writeln!(
                 page,
-                "| {} | {} | {} {} | {} | {} | {} |",
+                "| {} | {} | {} {} | {} | {} |",
                 figure.what,
                 figure.who,
                 number(figure.figure),
@@ -548,8 +543,7 @@ fn page(measured: &[Measured], code: Vec<Asked>, mut most: BTreeMap<String, f64>
                     "–".to_owned()
                 } else {
                     figure.cores.join(" ")
-                },
-                file.run.cells()
+                }
             );
         }
     }
@@ -561,7 +555,7 @@ const HEAD: &str = "\
 # Figures
 
 Made by `cargo xtask figures` from the result files in bench/figures, which `cargo xtask bench … --json` wrote; never edited by hand. To
-measure anew: run the command of a row with `--json FILE` from a commit, then `cargo xtask figures FILE`, and commit both. What a veth pair can
+measure anew: run the command above a table with `--json FILE` from a commit, then `cargo xtask figures FILE`, and commit both. What a veth pair can
 and cannot show, and what each setting brings, is in [bench/RECIPE.md](../bench/RECIPE.md).
 
 A figure is the median of its rounds, if its row does not say otherwise; all rounds stand beside it, in the order in which they were
