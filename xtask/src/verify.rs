@@ -74,7 +74,7 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
             console: arguments.console.clone(),
             ..vm::Choice::default()
         };
-        return in_machine(&choice.into());
+        return unless_lacking(vm::run(&choice.into()));
     }
     if arguments.update_names {
         return test_programs::update();
@@ -156,9 +156,8 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs checks in the virtual machine. That its packages cannot be had is told, and an error in CI alone.
-fn in_machine(arguments: &vm::Arguments) -> Result<()> {
-    let result = vm::run(arguments);
+/// What came of a run of the virtual machine. That its packages cannot be had is told, and an error in CI alone.
+fn unless_lacking(result: Result<()>) -> Result<()> {
     match result.as_ref().err().and_then(vm::skip_reason) {
         Some(reason) if is_ci() => {
             bail!("the checks on emulated network cards were skipped, which CI=true does not allow: {reason}")
@@ -195,24 +194,37 @@ fn tests_of(command: &mut Command) -> Result<(Tally, bool)> {
     Ok((tally, status.success()))
 }
 
+/// A step: its name, what to do when it fails, and what it does.
+type Step = (&'static str, &'static str, fn() -> Result<()>);
+
+/// What came of a step.
+struct Ran {
+    name: &'static str,
+    remedy: &'static str,
+    seconds: f64,
+    result: Result<()>,
+}
+
+fn run_step((name, remedy, step): Step) -> Ran {
+    eprintln!("── {name}");
+    let started = Instant::now();
+    let result = step();
+    if let Err(error) = &result {
+        eprintln!("error in {name}: {error:#}");
+    }
+    Ran {
+        name,
+        remedy,
+        seconds: started.elapsed().as_secs_f64(),
+        result,
+    }
+}
+
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
-    type Step = (&'static str, &'static str, fn() -> Result<()>);
-    let steps: [Step; 8] = [
+    let steps: [Step; 4] = [
         ("format", "run `cargo fmt --all`", || {
             run(cargo().args(["fmt", "--all", "--check"]))
-        }),
-        ("clippy", "correct what it names", || {
-            for chosen in [
-                &["--workspace", "--all-targets"][..],
-                &["--package", "lm-fuzz", "--bins", "--features", "targets"],
-            ] {
-                run(cargo()
-                    .arg("clippy")
-                    .args(chosen)
-                    .args(["--", "--deny", "warnings"]))?;
-            }
-            Ok(())
         }),
         ("test", "correct what failed", || {
             test(&TestArguments {
@@ -233,11 +245,6 @@ pub fn ci() -> Result<()> {
             "run `cargo xtask gate` and commit the object",
             gate::check,
         ),
-        (
-            "models",
-            "correct what it names: `cargo xtask models`",
-            models::run,
-        ),
         ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
             // One waits for links and leases most of the time, and so does the other.
             let machine = |devices: &[Device], purpose| {
@@ -245,7 +252,7 @@ pub fn ci() -> Result<()> {
                     purpose,
                     ..vm::Choice::default()
                 };
-                in_machine(&vm::Arguments::from(choice).with_devices(devices))
+                unless_lacking(vm::run(&vm::Arguments::from(choice).with_devices(devices)))
             };
             std::thread::scope(|scope| {
                 let one = scope.spawn(|| machine(&[Device::Igb, Device::Veth], Purpose::ShortTest));
@@ -253,6 +260,31 @@ pub fn ci() -> Result<()> {
                 one.join().expect("it gives errors back").and(other)
             })
         }),
+    ];
+    // One processor for some minutes, in which instructions are counted: the others do not mind, and it does not mind them.
+    let cards: Step = (
+        "cards",
+        "correct what is worse: `cargo xtask bench card --short`",
+        || unless_lacking(bench::check_cards()),
+    );
+    let beside: [Step; 4] = [
+        ("clippy", "correct what it names", || {
+            for chosen in [
+                &["--workspace", "--all-targets"][..],
+                &["--package", "lm-fuzz", "--bins", "--features", "targets"],
+            ] {
+                run(cargo()
+                    .arg("clippy")
+                    .args(chosen)
+                    .args(["--", "--deny", "warnings"]))?;
+            }
+            Ok(())
+        }),
+        (
+            "models",
+            "correct what it names: `cargo xtask models`",
+            models::run,
+        ),
         (
             "instructions",
             "cut them: `cargo xtask bench instructions`",
@@ -265,18 +297,20 @@ pub fn ci() -> Result<()> {
                 .env("RUSTDOCFLAGS", format!("{flags} -D warnings")))
         }),
     ];
+    let mut ran = Vec::from(steps.map(run_step));
+    std::thread::scope(|scope| {
+        let cards = scope.spawn(|| run_step(cards));
+        ran.extend(beside.map(run_step));
+        ran.push(cards.join().expect("it gives errors back"));
+    });
     let mut table = Table::new(&["step", "seconds", ""]);
     let mut failed = Vec::new();
-    for (name, remedy, step) in steps {
-        eprintln!("── {name}");
-        let started = Instant::now();
-        let result = step();
-        if let Err(error) = &result {
-            eprintln!("error: {error:#}");
-            failed.push(format!("{name} ({remedy})"));
+    for one in &ran {
+        let verdict = if one.result.is_ok() { "ok" } else { "FAILED" };
+        table.row([one.name, &format!("{:.1}", one.seconds), verdict]);
+        if one.result.is_err() {
+            failed.push(format!("{} ({})", one.name, one.remedy));
         }
-        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-        table.row([name, &format!("{:.1}", started.elapsed().as_secs_f64()), verdict]);
     }
     eprintln!("\n{table}");
     if !failed.is_empty() {

@@ -1,6 +1,8 @@
 //! `cargo xtask bench card`: LM beside bare AF_XDP and the kernel's sockets on emulated cards, in time that is counted in instructions, so that
 //! what this machine does meanwhile does not show. What that clock sees and what not: docs/card-bench.md.
 
+pub(super) mod baseline;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -24,6 +26,9 @@ const AGREE: f64 = 0.01;
 /// Seconds of the host that a boot may take, and that one round of a row takes at most when nothing is wrong.
 const BOOT_SECONDS: u32 = 420;
 const ROUND_SECONDS: u32 = 15;
+
+/// What `--short --rounds 1 --json` kept, and every change is compared with.
+const BASELINE: &str = "bench/card.json";
 
 const SYSTEMS: [&str; 10] = [
     "lm",
@@ -70,7 +75,7 @@ pub(super) struct Arguments {
     /// Give each queue of igb one NAPI instance for both ways, as many cards have.
     #[arg(long)]
     shared: bool,
-    /// A dozen rows in three minutes instead of all.
+    /// Six rows in three minutes instead of all.
     #[arg(long, conflicts_with_all = ["devices", "systems", "sizes", "whats"])]
     short: bool,
     /// By the host's clock instead of counted instructions: ratios only, and with the noise of the machine.
@@ -290,36 +295,30 @@ fn measures(system: &str, what: What, size: u64) -> bool {
     }
 }
 
-/// The short list: on each kind of card LM's two modes, a stream and round trips each, beside kernel UDP.
+/// The short list: what LM does on each kind of card, as far as another image changes nothing. In zero-copy mode virtio-net's taps are the host's,
+/// whose time differs from run to run.
 fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
-    let row = |device, system: &str, mode, what, size| Row {
+    const LIST: [(Device, Mode, What, u64); 6] = [
+        (Device::Igb, Mode::ZeroCopy, What::Stream, 64 << 10),
+        (Device::Igb, Mode::ZeroCopy, What::RoundTrips, 64),
+        (Device::Igb, Mode::ZeroCopy, What::RoundTrips, 7168),
+        (Device::Igb, Mode::Copy, What::Stream, 64 << 10),
+        (Device::VirtioNet, Mode::Copy, What::Stream, 64 << 10),
+        (Device::VirtioNet, Mode::Copy, What::RoundTrips, 7168),
+    ];
+    let row = |(device, mode, what, size)| Row {
         device,
-        system: system.to_owned(),
-        mode,
+        system: "lm".to_owned(),
+        mode: Some(mode),
         what,
         size,
         rounds,
         usecs,
         shared: false,
-        taps: device == Device::VirtioNet && mode == Some(Mode::ZeroCopy),
+        taps: false,
         calls: false,
     };
-    let mut rows = Vec::new();
-    for device in [Device::Igb, Device::VirtioNet] {
-        for mode in [Mode::ZeroCopy, Mode::Copy] {
-            rows.push(row(device, "lm-sleeping", Some(mode), What::Stream, 64 << 10));
-        }
-        rows.push(row(
-            device,
-            "lm-sleeping",
-            Some(Mode::Copy),
-            What::RoundTrips,
-            7168,
-        ));
-        rows.push(row(device, "udp-blocking", None, What::RoundTrips, 64));
-        rows.push(row(device, "tcp", None, What::Stream, 64 << 10));
-    }
-    rows
+    LIST.map(row).into()
 }
 
 /// Runs the command.
@@ -334,44 +333,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         true => Clock::Real,
         false => Clock::Instructions,
     };
-    let mut rows = match arguments.short {
+    let rows = match arguments.short {
         true => short_rows(arguments.rounds, arguments.usecs),
         false => rows(arguments, &frozen),
     };
-    if clock == Clock::Instructions {
-        // Each has a machine of its own.
-        rows.sort_by_key(machine_of);
-    }
     ensure!(!rows.is_empty(), "no system measures that");
-    let mut measured = Vec::new();
-    let mut machines = Vec::new();
-    for mut rows in boots(&rows, arguments.rounds) {
-        while !rows.is_empty() {
-            let choice = Choice {
-                clock,
-                build: vm::Build::Release,
-                hub: clock == Clock::Instructions && !rows[0].taps,
-                offloads: rows[0].has_offloads(),
-                console: arguments.console.clone(),
-                ..Choice::default()
-            };
-            let (report, machine) = vm::measure(choice, rows, with.clone())?;
-            machines.push(Machine::of(&rows[0], &machine));
-            // A guest that dies in a row takes no others along: those have not begun.
-            let (ran, rest) = rows.split_at(report.ended.len());
-            measured.extend(
-                ran.iter()
-                    .zip(&report.ended)
-                    .map(|(row, ended)| Measured::of(row, ended)),
-            );
-            rows = rest;
-            if ran.is_empty() {
-                let why = report.died.unwrap_or_else(|| "it did not run".to_owned());
-                measured.extend(rows.iter().map(|row| Measured::absent(row, why.clone())));
-                break;
-            }
-        }
-    }
+    let choice = Choice {
+        clock,
+        // The short list is measured by what `cargo xtask ci` has built.
+        build: match arguments.short {
+            true => vm::Build::Counted,
+            false => vm::Build::Release,
+        },
+        console: arguments.console.clone(),
+        ..Choice::default()
+    };
+    let (measured, machines) = measure(rows, &choice, &with)?;
     print!("{}", table(&measured));
     if let Some(file) = file {
         file.write(&json!({
@@ -391,9 +368,46 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
+/// Measures rows of the same number of rounds, boot by boot, with these programs in the guest beside its own.
+fn measure(mut rows: Vec<Row>, choice: &Choice, with: &[PathBuf]) -> Result<(Vec<Measured>, Vec<Machine>)> {
+    let counts = choice.clock == Clock::Instructions;
+    if counts {
+        // Each has a machine of its own.
+        rows.sort_by_key(machine_of);
+    }
+    let mut measured = Vec::new();
+    let mut machines = Vec::new();
+    for mut rows in boots(&rows) {
+        while !rows.is_empty() {
+            let choice = Choice {
+                hub: counts && !rows[0].taps,
+                offloads: rows[0].has_offloads(),
+                ..choice.clone()
+            };
+            let (report, machine) = vm::measure(choice, rows, with.to_vec())?;
+            machines.push(Machine::of(&rows[0], &machine));
+            // A guest that dies in a row takes no others along: those have not begun.
+            let (ran, rest) = rows.split_at(report.ended.len());
+            measured.extend(
+                ran.iter()
+                    .zip(&report.ended)
+                    .map(|(row, ended)| Measured::of(row, ended)),
+            );
+            rows = rest;
+            if ran.is_empty() {
+                let why = report.died.unwrap_or_else(|| "it did not run".to_owned());
+                measured.extend(rows.iter().map(|row| Measured::absent(row, why.clone())));
+                break;
+            }
+        }
+    }
+    Ok((measured, machines))
+}
+
 /// A result file, as far as it is compared.
 #[derive(Debug, Deserialize)]
 struct Kept {
+    rustc: Option<String>,
     boots: Vec<Machine>,
     rows: Vec<Measured>,
 }
@@ -457,7 +471,8 @@ fn machine_of(row: &Row) -> (Device, bool, bool) {
 }
 
 /// As many rows as one boot of the machine takes in its time.
-fn boots(rows: &[Row], rounds: u32) -> Vec<&[Row]> {
+fn boots(rows: &[Row]) -> Vec<&[Row]> {
+    let rounds = rows.first().map_or(1, |row| row.rounds);
     let most = BOOT_SECONDS / (ROUND_SECONDS * rounds);
     rows.chunk_by(|one, other| machine_of(one) == machine_of(other))
         .flat_map(|rows| rows.chunks(most.max(1) as usize))

@@ -505,6 +505,11 @@ pub(crate) fn check_instructions() -> Result<()> {
     instructions::run(&instructions::Arguments::default())
 }
 
+/// The short list of cards against its baseline: a step of `cargo xtask ci`.
+pub(crate) fn check_cards() -> Result<()> {
+    card::baseline::check()
+}
+
 /// The comparisons whose key contains `only`.
 fn selected(mut comparisons: Vec<Comparison>, only: Option<&str>) -> Result<Vec<Comparison>> {
     comparisons.retain(|comparison| only.is_none_or(|text| comparison.key.contains(text)));

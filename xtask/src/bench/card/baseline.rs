@@ -1,0 +1,133 @@
+//! The short list against its baseline: what `cargo xtask ci` asks of each change.
+
+use anyhow::{Result, ensure};
+
+use super::{BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, short_rows, table};
+use crate::bench::frozen;
+use crate::vm::qemu::Clock;
+use crate::vm::{Build, Choice};
+use crate::{machine, workspace};
+
+/// By so much a row may be worse.
+const WORSE: f64 = 0.03;
+
+/// Measures the short list, and fails where a row is worse than in the baseline. In another machine than the baseline's, the parent commit is built
+/// and measured, and is the baseline.
+///
+/// # Errors
+///
+/// What is worse or has no figure; what the virtual machine lacks.
+pub(crate) fn check() -> Result<()> {
+    let root = workspace::root();
+    let baseline = earlier(&root.join(BASELINE))?;
+    let choice = |build| Choice {
+        clock: Clock::Instructions,
+        build,
+        ..Choice::default()
+    };
+    let mut rows = short_rows(1, USECS);
+    let (now, machines) = measure(rows.clone(), &choice(Build::Counted), &[])?;
+    print!("{}", table(&now));
+    if baseline.rustc == machine::rustc() && is_same(&machines, &baseline.boots) {
+        return not_worse(&now, &baseline.rows);
+    }
+    println!(
+        "{BASELINE} is of another machine ({}; Rust {}): the parent commit is measured in this one",
+        other_machine(&machines, &baseline.boots),
+        baseline.rustc.unwrap_or_default()
+    );
+    let parent = frozen::revisions(root, &["HEAD^".to_owned()])?.remove(0);
+    let (now, _) = measure(rows.clone(), &choice(Build::Release), &[])?;
+    for row in &mut rows {
+        row.system = parent.system();
+    }
+    let (mut before, _) = measure(rows, &choice(Build::Release), &[parent.built()?])?;
+    for one in &mut before {
+        one.row.system = "lm".to_owned();
+    }
+    not_worse(&now, &before)
+}
+
+/// Whether instructions take as long in both: QEMU, kernel and cards. The guest's files are what is to be judged.
+fn is_same(now: &[Machine], before: &[Machine]) -> bool {
+    let parts = |machine: &Machine| {
+        (
+            machine.device,
+            machine.qemu.clone(),
+            machine.kernel_sha256.clone(),
+        )
+    };
+    now.iter().map(parts).eq(before.iter().map(parts))
+}
+
+fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
+    let mut worse = Vec::new();
+    for one in now {
+        let name = one.row.name();
+        let was = before.iter().find(|other| other.row == one.row);
+        let (Some(figure), Some(was)) = (one.median(), was.and_then(Measured::median)) else {
+            worse.push(format!("{name} has no figure"));
+            continue;
+        };
+        let by = match one.row.what {
+            What::Stream | What::Sessions => was / figure,
+            What::RoundTrips | What::Beside => figure / was,
+        } - 1.0;
+        println!("  {:+.2} %  {name}", -by * 100.0);
+        if by > WORSE {
+            worse.push(format!("{name} by {:.1} %", by * 100.0));
+        }
+    }
+    ensure!(!now.is_empty(), "no row was measured");
+    ensure!(
+        worse.is_empty(),
+        "worse than before: {}; find out why, or make a new baseline in a commit that says why (cargo xtask bench card --short --rounds 1 --json {BASELINE})",
+        worse.join(", ")
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_worse_or_missing_is_named() {
+        let stream = |figure: f64| {
+            let mut one = Measured::absent(&short_rows(1, USECS)[0], String::new());
+            one.row.what = What::Stream;
+            one.rounds = vec![figure];
+            one
+        };
+        not_worse(&[stream(98.0)], &[stream(100.0)]).unwrap();
+        not_worse(&[stream(200.0)], &[stream(100.0)]).unwrap();
+        let error = not_worse(&[stream(96.0)], &[stream(100.0)])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("by 4.2 %"), "{error}");
+        let round_trips = |figure: f64| {
+            let mut one = stream(figure);
+            one.row.what = What::RoundTrips;
+            one
+        };
+        not_worse(&[round_trips(50.0)], &[round_trips(100.0)]).unwrap();
+        assert!(not_worse(&[round_trips(104.0)], &[round_trips(100.0)]).is_err());
+        for (now, before) in [(vec![stream(1.0)], vec![]), (vec![], vec![stream(1.0)])] {
+            assert!(not_worse(&now, &before).is_err());
+        }
+        let mut dead = stream(1.0);
+        dead.rounds.clear();
+        assert!(not_worse(&[dead], &[stream(1.0)]).is_err());
+    }
+
+    /// It is of the list that is measured.
+    #[test]
+    fn the_baseline_has_every_row() {
+        let baseline = earlier(&workspace::root().join(BASELINE)).unwrap();
+        let rows: Vec<_> = baseline.rows.iter().map(|one| &one.row).collect();
+        let mut list = short_rows(1, USECS);
+        list.sort_by_key(super::super::machine_of);
+        assert_eq!(rows, list.iter().collect::<Vec<_>>());
+        assert!(baseline.rows.iter().all(|one| one.median().is_some()));
+    }
+}
