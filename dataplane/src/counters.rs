@@ -71,8 +71,10 @@ drops! {
     peer_table_full,
     /// The sender's Ethernet address is not known yet.
     no_neighbour,
-    /// A descriptor that names no frame of the general pool.
+    /// A descriptor that names no frame which was posted, or more than that frame.
     foreign_frame,
+    /// A completion of a packet that was not sent, or had been completed before. It counts as none.
+    foreign_completion,
 }
 
 /// Violations of the pairing invariant (I3), by kind. In copy mode each one ended the sessions; in zero-copy mode, where digests

@@ -249,15 +249,15 @@ impl TransmitFrames {
         out.next = out.next.wrapping_add(1);
     }
 
-    /// The kernel is done with the packet at `address`. `false`: not a frame of this pool.
+    /// The device is done with the packet at `address`; whether it had one there. `None`: not a frame of this pool.
     #[inline]
-    pub(crate) fn completed(&mut self, address: u64) -> bool {
-        let Some(index) = self.pool.index_of(address) else {
-            return false;
-        };
-        self.records[index].in_kernel = false;
-        self.free_if_done(index);
-        true
+    pub(crate) fn completed(&mut self, address: u64) -> Option<bool> {
+        let index = self.pool.index_of(address)?;
+        let was_sent = std::mem::take(&mut self.records[index].in_kernel);
+        if was_sent {
+            self.free_if_done(index);
+        }
+        Some(was_sent)
     }
 
     /// Takes an acknowledgement: all messages before `next` arrived, numbers below `limit` may be sent.
@@ -378,7 +378,7 @@ mod tests {
             frames.message_sent(&mut out, frame, true, SendToken(n), n * 10, (100, 8), n);
         }
         assert_eq!(out.next, 2, "message numbers wrap");
-        assert!(frames.completed(addresses[0] + 2));
+        assert_eq!(frames.completed(addresses[0] + 2), Some(true));
         assert_eq!(frames.pool.available(), 252, "sent but not acknowledged");
 
         let mut settled = Vec::new();
@@ -397,16 +397,17 @@ mod tests {
             253,
             "two of them are still in the kernel"
         );
-        assert!(frames.completed(addresses[1]) && frames.completed(addresses[2]));
+        assert_eq!([1, 2].map(|at| frames.completed(addresses[at])), [Some(true); 2]);
+        assert_eq!(frames.completed(addresses[2]), Some(false), "it was");
         assert_eq!(frames.pool.available(), 255);
 
         assert!(!frames.acknowledged(&mut out, peer, 3, 40, 9, |_| panic!("nothing to settle")));
         frames.settle_oldest(&mut out, peer, Outcome::TimedOut, 9, |c| settled.push(c));
         assert_eq!(settled.last().unwrap().outcome, Outcome::TimedOut);
         assert!(out.oldest.is_none() && out.newest.is_none());
-        assert!(frames.completed(addresses[3]));
+        assert_eq!(frames.completed(addresses[3]), Some(true));
         assert_eq!(frames.pool.available(), 256);
-        assert!(!frames.completed(256 * 2048));
+        assert_eq!(frames.completed(256 * 2048), None);
     }
 
     #[test]
@@ -417,7 +418,7 @@ mod tests {
         let control = frames.take_for_control().unwrap();
         let address = control.address();
         frames.control_sent(control);
-        assert!(frames.completed(address));
+        assert_eq!(frames.completed(address), Some(true));
         frames.put(message);
         assert_eq!(frames.pool.available(), TRANSMIT_FRAMES_FOR_CONTROL as usize + 1);
     }

@@ -17,7 +17,7 @@
 //! ```
 //! Receiving comes before sending, so that a credit is used in the round that it came in.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::integrity::Integrity;
@@ -34,7 +34,7 @@ use crate::landing_side::LandingSide;
 use crate::looks::{CONTROL_PER_LOOK, DATAGRAMS_PER_LOOK, Looks};
 use crate::memory::PACKET_HEADROOM;
 use crate::message::Message;
-use crate::notices::{Fault, Notices};
+use crate::notices::{Fault, NOBODY, Notices};
 use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
 use crate::port::{Caps, Port, RxQueue};
@@ -221,8 +221,7 @@ impl<P: Port> Engine<P> {
                 break;
             };
             let Some(frame) = frame else {
-                let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-                self.reject(Fault::Frame, nobody);
+                self.reject(Fault::Frame, NOBODY);
                 continue;
             };
             if shows_footprint {

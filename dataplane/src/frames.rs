@@ -70,12 +70,11 @@ impl FramePool {
     /// Gives a frame back.
     #[inline]
     pub(crate) fn put(&mut self, frame: Frame) {
-        let index = (frame.address - self.start) >> self.frame_shift;
         assert!(
             self.free.len() < self.count as usize,
             "more frames came back than there are"
         );
-        self.free.push(index as u32);
+        self.free.push(self.index(&frame) as u32);
     }
 
     /// The token of the frame in which the UMEM address `address` lies; the caller knows that nobody owns
@@ -103,6 +102,19 @@ impl FramePool {
     pub(crate) fn index_of(&self, address: u64) -> Option<usize> {
         let index = address.checked_sub(self.start)? >> self.frame_shift;
         (index < u64::from(self.count)).then_some(index as usize)
+    }
+
+    /// The same, where `len` bytes from `address` on lie in that frame.
+    #[inline]
+    pub(crate) fn index_within(&self, address: u64, len: u32) -> Option<usize> {
+        let within = (address.wrapping_sub(self.start) & ((1 << self.frame_shift) - 1)) + u64::from(len);
+        self.index_of(address).filter(|_| within <= 1 << self.frame_shift)
+    }
+
+    /// Position of a frame.
+    #[inline]
+    pub(crate) fn index(&self, frame: &Frame) -> usize {
+        ((frame.address - self.start) >> self.frame_shift) as usize
     }
 
     /// Frames that are free now.

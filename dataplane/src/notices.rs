@@ -88,8 +88,10 @@ faults! {
         "dropped; it is late, or somebody forges its address";
     PeersFull(peer_table_full): "messages, while the table of peers is full of hosts that are owed something",
         "dropped; allow fewer hosts";
-    Frame(foreign_frame): "descriptors that name no frame of ours",
+    Frame(foreign_frame): "descriptors of no frame that was posted, or of more than a frame",
         "dropped; this is a fault of the kernel's driver, report it";
+    Completion(foreign_completion): "completions of packets that were not sent, or were completed before",
+        "ignored; this is a fault of the kernel's driver, report it";
     Violation(): "fragments in an order or at addresses that cannot be (invariant I3)",
         "the session is given up and its messages are reported; if it happens again, use another mode or interface";
     Astray(): "fragments that never reach the landing queue",
@@ -163,17 +165,19 @@ impl Notices {
     }
 }
 
+/// No host: what a port does by itself.
+pub(crate) const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+
 /// The IPv4 source of an Ethernet frame that may be anything, and its port if it is UDP; zeros where there is none.
 pub(crate) fn source_of(frame: &[u8]) -> SocketAddrV4 {
-    let unknown = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
     let two = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
     let at = match two(12) {
         Some(0x0800) => 14,
         Some(0x8100 | 0x88a8) if two(16) == Some(0x0800) => 18,
-        _ => return unknown,
+        _ => return NOBODY,
     };
     let Some(&[a, b, c, d]) = frame.get(at + 12..at + 16) else {
-        return unknown;
+        return NOBODY;
     };
     let is_udp = frame[at] == 0x45 && frame[at + 9] == 17;
     let port = two(at + 20).filter(|_| is_udp).unwrap_or(0);

@@ -253,8 +253,8 @@ impl<T: TxQueue> Scheduler<T> {
         Ok(self.flows.add(spec, addressing, memory, flow))
     }
 
-    /// Takes a flow out, and its memory, unless the device reads some of it: then [`Scheduler::completed`] gives it.
-    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<(Box<dyn Flow>, Option<Vacated>)> {
+    /// Takes a flow out. [`Scheduler::vacated`] gives its memory, as soon as the device reads none of it.
+    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
         let removed = self.flows.remove(id)?;
         self.reserve();
         Some(removed)
@@ -329,12 +329,11 @@ impl<T: TxQueue> Scheduler<T> {
         )
     }
 
-    /// A queue was built anew: nothing is on it. Returns memory that nobody needs any more.
-    pub(crate) fn begin_anew(&mut self, index: usize) -> Vec<Vacated> {
+    /// A queue was built anew: nothing is on it.
+    pub(crate) fn begin_anew(&mut self, index: usize) {
         self.queues[index].begin_anew();
-        match index == self.queue_of_flows() {
-            true => self.flows.abandoned(),
-            false => Vec::new(),
+        if index == self.queue_of_flows() {
+            self.flows.abandoned();
         }
     }
 
@@ -345,16 +344,28 @@ impl<T: TxQueue> Scheduler<T> {
         flushed.filter_map(Result::err).for_each(failed);
     }
 
-    /// As [`Transmit::reap`], of all queues.
+    /// The queues to [reap](Transmit::reap), and the flows, whose packets are among what is completed.
     #[inline]
-    pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
-        let reaped = self.queues.iter_mut().map(|queue| queue.reap(all, &mut done));
-        reaped.sum()
+    pub(crate) fn completing(&mut self) -> (&mut [Transmit<T>], &mut Flows) {
+        (&mut self.queues, &mut self.flows)
     }
 
-    /// The device is done with the packet at `address`, which is not the engine's. Returns memory that nobody needs any more.
-    pub(crate) fn completed(&mut self, address: u64, now: Time) -> Option<Vacated> {
-        self.flows.completed(address, now)
+    /// Memory of a flow that is gone, and of which the device reads nothing more.
+    #[inline]
+    pub(crate) fn vacated(&mut self) -> Option<Vacated> {
+        match self.flows.is_empty() {
+            true => None,
+            false => self.flows.vacated(),
+        }
+    }
+
+    /// How many completions came since the last call that no packet was waiting for.
+    pub(crate) fn take_unknown(&mut self) -> u32 {
+        let unknown = self
+            .queues
+            .iter_mut()
+            .map(|queue| std::mem::take(&mut queue.unknown));
+        unknown.sum()
     }
 
     /// Whether there are packets that are not completed.

@@ -283,29 +283,30 @@ impl<T: TxQueue> Sending<T> {
 
     /// Stage 2.
     pub(crate) fn reap(&mut self, all: bool, now_ns: u64) -> usize {
-        let frames = &mut self.frames;
-        let outgoing = &mut self.outgoing;
-        let arena = &mut self.arena;
-        let reaped = self.scheduler.reap(all, |address| {
-            if !frames.completed(address)
-                && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
-            {
-                arena.free(start, len);
-            }
-        });
-        if !outgoing.unknown.is_empty() {
-            self.complete_flows(Time::from_nanos(now_ns));
+        let mut reaped = 0;
+        let (queues, flows) = self.scheduler.completing();
+        for queue in queues {
+            reaped += queue.reap(all, |address| {
+                if let Some(was_sent) = self.frames.completed(address) {
+                    return was_sent;
+                }
+                let freed = |released| {
+                    if let Released::SendRegion { start, len } = released {
+                        self.arena.free(start, len);
+                    }
+                };
+                self.outgoing.completed(address, freed) || flows.completed(address, Time::from_nanos(now_ns))
+            });
         }
+        self.free_vacated();
         reaped as usize
     }
 
-    /// Tells flows which of their packets the device is done with.
-    #[cold]
-    fn complete_flows(&mut self, now: Time) {
-        for address in self.outgoing.unknown.drain(..) {
-            if let Some(Vacated { start, len }) = self.scheduler.completed(address, now) {
-                self.arena.free(start, len);
-            }
+    /// Takes the memory of flows that are gone.
+    #[inline]
+    fn free_vacated(&mut self) {
+        while let Some(Vacated { start, len }) = self.scheduler.vacated() {
+            self.arena.free(start, len);
         }
     }
 
@@ -395,10 +396,8 @@ impl<T: TxQueue> Sending<T> {
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let (flow, vacated) = self.scheduler.remove_flow(id)?;
-        if let Some(Vacated { start, len }) = vacated {
-            self.arena.free(start, len);
-        }
+        let flow = self.scheduler.remove_flow(id)?;
+        self.free_vacated();
         Some(flow)
     }
 
@@ -448,9 +447,8 @@ impl<T: TxQueue> Sending<T> {
 
     /// A queue is built anew: nothing is on it.
     pub(crate) fn begin_anew(&mut self, queue: usize) -> &mut T {
-        for Vacated { start, len } in self.scheduler.begin_anew(queue) {
-            self.arena.free(start, len);
-        }
+        self.scheduler.begin_anew(queue);
+        self.free_vacated();
         &mut self.scheduler.queue(queue).tx
     }
 
@@ -462,6 +460,11 @@ impl<T: TxQueue> Sending<T> {
 
     pub(crate) fn take_link_error(&mut self) -> Option<WakeError> {
         self.link.take_error()
+    }
+
+    /// As [`Scheduler::take_unknown`].
+    pub(crate) fn take_unknown(&mut self) -> u32 {
+        self.scheduler.take_unknown()
     }
 
     /// Looks at the interface: who only waits for packets is told nothing otherwise.

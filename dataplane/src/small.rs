@@ -27,6 +27,8 @@ pub(crate) struct General<R> {
     /// Frames ever posted, counted likewise: in zero-copy mode the gate redirects so many packets, without those that are kept for
     /// the driver.
     posted: u64,
+    /// Which frames are out, by their position: a port may name no other.
+    out: Box<[bool]>,
     /// The driver was woken since the channel was opened.
     woken: bool,
 }
@@ -37,6 +39,7 @@ impl<R: RxQueue> General<R> {
             queue,
             posted: rx.accepted(),
             received: rx.accepted(),
+            out: vec![false; GENERAL_FRAMES as usize].into(),
             rx,
             woken: false,
         }
@@ -113,11 +116,16 @@ impl<R: RxQueue> Small<R> {
         }
     }
 
-    /// A packet that has come, and the frame in which it lies, if that is one of ours.
+    /// A packet that has come, and the frame in which it lies, if that is one that was posted.
     #[inline]
     pub(crate) fn packet(&mut self, offset: u32) -> Option<(Descriptor, Option<Frame>)> {
-        let descriptor = self.general.as_mut()?.rx.packet(offset);
-        Some((descriptor, self.frames.reclaim(descriptor.start())))
+        let general = self.general.as_mut()?;
+        let descriptor = general.rx.packet(offset);
+        let frame = (self.frames.index_within(descriptor.start(), descriptor.len))
+            .filter(|&index| std::mem::take(&mut general.out[index]))
+            .map(|index| self.frames.reclaim_index(index));
+        general.received += u64::from(frame.is_some());
+        Some((descriptor, frame))
     }
 
     /// So many packets are taken.
@@ -128,7 +136,6 @@ impl<R: RxQueue> Small<R> {
             && let Some(general) = &mut self.general
         {
             general.rx.release(packets);
-            general.received += u64::from(packets);
         }
     }
 
@@ -170,8 +177,9 @@ impl<R: RxQueue> Small<R> {
     pub(crate) fn replenish(&mut self, peers: usize, mut prepare: impl FnMut(u64)) {
         let Some(general) = &mut self.general else { return };
         while let Some(address) = general.rx.recalled() {
-            if let Some(frame) = self.frames.reclaim(address + PACKET_HEADROOM) {
-                self.frames.put(frame);
+            let index = self.frames.index_of(address + PACKET_HEADROOM);
+            if let Some(index) = index.filter(|&index| std::mem::take(&mut general.out[index])) {
+                self.frames.put(self.frames.reclaim_index(index));
                 general.posted -= 1;
             }
         }
@@ -188,6 +196,7 @@ impl<R: RxQueue> Small<R> {
         for offset in 0..count {
             let frame = self.frames.take().expect("as many as were counted");
             prepare(frame.address());
+            general.out[self.frames.index(&frame)] = true;
             general.rx.write(offset, frame.into_address());
         }
         if count > 0 {

@@ -5,7 +5,7 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::completion::Outcome;
 use crate::eager::EAGER_NEVER_NEXT;
 use crate::engine::Engine;
-use crate::notices::Fault;
+use crate::notices::{Fault, NOBODY};
 use crate::port::Port;
 
 /// An announcement without an answer is repeated after this time.
@@ -26,6 +26,9 @@ impl<P: Port> Engine<P> {
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         let (port, patience_ns) = (&self.port, self.fixed.patience_ns);
         (self.sending).watch_link(|| port.is_gone(), patience_ns, now_ns);
+        for _ in 0..self.sending.take_unknown() {
+            self.reject(Fault::Completion, NOBODY);
+        }
         self.drive_admission(now_ns);
         self.look_at_reopening(now_ns);
         self.look_for_landing(now_ns);

@@ -205,6 +205,16 @@ impl Wire {
         rx.submit(1);
     }
 
+    /// Puts a completion on a channel's ring that no packet belongs to.
+    pub fn push_completion(&self, host: usize, queue: u32, address: u64) {
+        let mut shared = lock(&self.0);
+        let channel = shared.hosts[host].channels[queue as usize].as_mut();
+        let completion = &mut channel.expect("an open channel").completion;
+        assert!(completion.free(1) > 0);
+        completion.write(0, address);
+        completion.submit(1);
+    }
+
     /// The kernel, or the device, of a channel writes one byte where it may. `false`: it may not.
     pub fn rewrite(&self, host: usize, queue: u32, address: u64, byte: u8) -> bool {
         let mut shared = lock(&self.0);

@@ -6,7 +6,7 @@ use lm_protocol::geometry::Geometry;
 use lm_protocol::wire::{DataTemplate, IpFragTemplate};
 
 use super::streamed::Stream;
-use crate::bounds::{OUTGOING_MAX, TRANSMIT_RING_LEN};
+use crate::bounds::OUTGOING_MAX;
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
@@ -164,8 +164,6 @@ pub(crate) struct OutgoingTable {
     /// Slot of the message in each page of the send arena.
     owner: Vec<u16>,
     digests: FragmentDigests,
-    /// UMEM addresses of packets that were completed and are no message's.
-    pub(crate) unknown: Vec<u64>,
 }
 
 impl OutgoingTable {
@@ -176,7 +174,6 @@ impl OutgoingTable {
             arena_start,
             owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
             digests: FragmentDigests::new(arena_start, arena_len),
-            unknown: Vec::new(),
         }
     }
 
@@ -220,33 +217,31 @@ impl OutgoingTable {
         (outgoing, &mut self.digests)
     }
 
-    /// The kernel is done with the packet at `address`. Returns memory that nobody needs any more.
+    /// The device is done with the packet at `address`; whether it had one of a message there. Memory that nobody needs any more is `freed`.
     #[inline]
-    pub(crate) fn completed(&mut self, address: u64) -> Option<Released> {
-        let page = (address.checked_sub(self.arena_start)? / crate::arena::PAGE_LEN) as usize;
-        let slot = *self.owner.get(page)?;
-        let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
-            self.completed_unknown(address);
-            return None;
+    pub(crate) fn completed(&mut self, address: u64, freed: impl FnOnce(Released)) -> bool {
+        let page = address.wrapping_sub(self.arena_start) / crate::arena::PAGE_LEN;
+        let Some(&slot) = self.owner.get(page as usize) else {
+            return false;
         };
+        let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
+            return false;
+        };
+        if outgoing.in_flight == 0 {
+            return false;
+        }
         outgoing.in_flight -= 1;
-        match outgoing.in_flight > 0 || !outgoing.settled {
-            true => None,
-            false => self.free_if_done(slot),
+        if outgoing.in_flight == 0
+            && outgoing.settled
+            && let Some(released) = self.free_if_done(slot)
+        {
+            freed(released);
         }
+        true
     }
 
-    /// No message's: a flow's, if there are some.
-    #[cold]
-    fn completed_unknown(&mut self, address: u64) {
-        if self.unknown.len() < self.unknown.capacity() {
-            self.unknown.push(address);
-        }
-    }
-
-    /// Memory of the send arena is no message's: what is completed there is kept as unknown.
+    /// Memory of the send arena is no message's.
     pub(crate) fn disown(&mut self, start: u64, len: u64) {
-        self.unknown.reserve(TRANSMIT_RING_LEN as usize);
         let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
         let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
         self.owner[first..first + pages].fill(u16::MAX);

@@ -241,15 +241,14 @@ impl Flows {
         id
     }
 
-    /// Takes a flow out; its memory too, if the device reads none of it.
-    pub(super) fn remove(&mut self, id: FlowId) -> Option<(Box<dyn Flow>, Option<Vacated>)> {
+    /// Takes a flow out.
+    pub(super) fn remove(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
         let registered = self.all.iter_mut().find(|registered| registered.id == id)?;
-        let flow = registered.flow.take()?;
-        Some((flow, self.vacate()))
+        registered.flow.take()
     }
 
     /// Memory of a flow that is gone, and of which the device reads nothing more.
-    fn vacate(&mut self) -> Option<Vacated> {
+    pub(super) fn vacated(&mut self) -> Option<Vacated> {
         let is_done =
             |registered: &Registered| registered.flow.is_none() && registered.lane.pending.is_empty();
         let position = self.all.iter().position(is_done)?;
@@ -304,25 +303,25 @@ impl Flows {
         self.all.len()
     }
 
-    /// The device is done with the packet at `address`. Returns memory that nobody needs any more.
-    pub(super) fn completed(&mut self, address: u64, now: Time) -> Option<Vacated> {
+    /// The device is done with the packet at `address`. `false`: it has none of a flow there.
+    #[cold]
+    pub(crate) fn completed(&mut self, address: u64, now: Time) -> bool {
         let is_its = |registered: &&mut Registered| {
             let Lane { start, len, .. } = registered.lane;
             (start..start + len).contains(&address)
         };
-        let registered = self.all.iter_mut().find(is_its)?;
-        let token = registered.lane.take_pending(address)?;
-        match &mut registered.flow {
-            Some(flow) => {
-                flow.sent(token, Some(now));
-                None
-            }
-            None => self.vacate(),
+        let Some(registered) = self.all.iter_mut().find(is_its) else {
+            return false;
+        };
+        let token = registered.lane.take_pending(address);
+        if let (Some(token), Some(flow)) = (token, &mut registered.flow) {
+            flow.sent(token, Some(now));
         }
+        token.is_some()
     }
 
     /// Their queue was built anew: what the device had has no completion.
-    pub(super) fn abandoned(&mut self) -> Vec<Vacated> {
+    pub(super) fn abandoned(&mut self) {
         for Registered { flow, lane, .. } in &mut self.all {
             lane.frames.fill(Frame::default());
             for (_, token) in lane.pending.drain(..) {
@@ -331,7 +330,6 @@ impl Flows {
                 }
             }
         }
-        std::iter::from_fn(|| self.vacate()).collect()
     }
 
     /// When the next packet of a flow is due that has descriptors left.

@@ -37,6 +37,8 @@ pub(crate) struct Transmit<T> {
     pub(crate) turn: Option<Turn>,
     pub(crate) packets: u64,
     pub(crate) wakeups: u64,
+    /// Completions that no packet was waiting for.
+    pub(super) unknown: u32,
 }
 
 impl<T: TxQueue> Transmit<T> {
@@ -53,6 +55,7 @@ impl<T: TxQueue> Transmit<T> {
             turn: None,
             packets: 0,
             wakeups: 0,
+            unknown: 0,
         }
     }
 
@@ -183,21 +186,30 @@ impl<T: TxQueue> Transmit<T> {
     }
 
     /// Takes completions, when there is reason to: little room is left, or `all` asks for it. Calls `done`
-    /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more.
+    /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more; `false`: no packet was there.
     #[inline]
-    pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
+    pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64) -> bool) -> u32 {
         if self.in_flight == 0 || (!all && self.in_flight < self.reap_from) {
             return 0;
         }
         let ready = self.tx.completed(self.in_flight);
         for offset in 0..ready {
-            done(self.tx.completion(offset));
+            if !done(self.tx.completion(offset)) {
+                self.is_unknown();
+            }
         }
         if ready > 0 {
             self.tx.release(ready);
             self.in_flight -= ready;
         }
         ready
+    }
+
+    /// One of the completions is none.
+    #[cold]
+    fn is_unknown(&mut self) {
+        self.in_flight += 1;
+        self.unknown += 1;
     }
 
     /// The queue was built anew: nothing is on it.

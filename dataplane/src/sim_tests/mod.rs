@@ -42,6 +42,7 @@ mod starved;
 mod streams;
 mod trace;
 mod transfer;
+mod untrue;
 mod violations;
 mod words;
 mod writers;

@@ -315,8 +315,8 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         + receiver("control_packets")?
         + receiver("landing_heard")?;
     let used = receiver("packets_used")? + receiver("challenged")? + receiver("fragments_delivered")?;
-    let is_packet =
-        |name: &str| name != "landing_discarded" && name != "foreign_frame" && !is_violation(name);
+    const NOT_TAKEN: [&str; 3] = ["landing_discarded", "foreign_frame", "foreign_completion"];
+    let is_packet = |name: &str| !NOT_TAKEN.contains(&name) && !is_violation(name);
     let dropped: u64 = (drops.iter())
         .filter(|(name, _)| is_packet(name))
         .filter_map(|(_, count)| count.as_u64())

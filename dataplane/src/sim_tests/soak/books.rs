@@ -170,7 +170,7 @@ impl Run {
 ///       = packets_used + challenged        what is no fragment
 ///       + fragments_delivered              in messages that were shown
 ///       + fragments of open messages
-///       + Σ drops                          but the two that were not taken: landing_discarded, foreign_frame
+///       + Σ drops                          but those that were not taken: landing_discarded, foreign_frame, foreign_completion
 /// ```
 /// The wire's own books ([`crate::simnic::Wire::are_balanced`]) say the same of the way from a host's TX rings to the other
 /// one's gate: sent + duplicated + injected = judged + lost + held.
@@ -202,6 +202,7 @@ pub(in crate::sim_tests) fn check_packets(
     let dropped: u64 = counters.drops.iter().map(|(_, count)| count).sum();
     let others = counters.drops.landing_discarded
         + counters.drops.foreign_frame
+        + counters.drops.foreign_completion
         + counters.drops.manifest_contradictory;
     let dropped = dropped - others;
     let used = counters.packets_used + counters.challenged + counters.fragments_delivered + open;
