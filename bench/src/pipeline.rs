@@ -1,30 +1,31 @@
 //! One message that is produced, sent, received and consumed: what fine-grained pipelining has to gain (E-UDP §4).
 //!
-//! Producer and consumer follow a timetable, a window each time, as a disk or a device does, and sleep between. Both ends are on one machine
-//! and have one clock.
+//! Producer and consumer follow a timetable, a window each time, as a disk or a device does, and sleep between; or they work as fast as a core
+//! does, which each shares with its end of the way. Both ends are on one machine and have one clock.
 //!
 //! ```text
 //!  near: produced window by window ── sent ──▶ far: received ── consumed window by window
 //! ```
 //!
-//! All four at once: a window is sent when it is produced, and consumed when it has come. The same program at a commit before messages could be
-//! written while they are sent does one after the other.
+//! All four at once: a window is sent when it is produced, and consumed when it has come. One after the other: the message is sent when all of
+//! it is produced, and consumed when it is whole.
 
-use std::io::Write;
+mod work;
+
 use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::time::Duration;
 
-use lm_box::split_mix;
 use lm_dataplane::{
-    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Outcome,
-    PeerId, ReceiveConfig,
+    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Message,
+    Outcome, PeerId, ReceiveConfig, SendToken,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::cli::{Failure, chain};
+use work::{Consumer, Producer, Work};
 
 /// Longest sleep.
 const STEP: Duration = Duration::from_millis(1);
@@ -60,9 +61,15 @@ pub struct Args {
     /// What is produced and consumed at once, in bytes
     #[arg(long, default_value_t = 16 * 1448, value_parser = clap::value_parser!(u64).range(1..))]
     window: u64,
-    /// At what rate, in bits of payload a second
+    /// What producer and consumer do
+    #[arg(long, value_enum, default_value_t = Work::Timetable)]
+    work: Work,
+    /// Timetable: its rate, in bits of payload a second
     #[arg(long, default_value_t = 450_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pace: u64,
+    /// One after the other instead of all at once
+    #[arg(long)]
+    whole: bool,
     /// Messages, one after the other
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
@@ -152,7 +159,7 @@ fn open(args: &Args) -> Result<Endpoint, Failure> {
         },
         idle: IdleStrategy {
             spin: Duration::ZERO,
-            yields: 0,
+            yields: args.work.yields(),
             sleep: Some(STEP),
         },
         ..EndpointConfig::default()
@@ -205,20 +212,6 @@ impl Timetable {
     }
 }
 
-/// The bytes of a message from a place on, which is a multiple of eight: no two of its words are alike.
-fn produce(message: u32, from: u64, bytes: &mut [u8]) {
-    for (at, eight) in bytes.chunks_mut(8).enumerate() {
-        let word = split_mix(u64::from(message), from / 8 + at as u64).to_le_bytes();
-        eight.copy_from_slice(&word[..eight.len()]);
-    }
-}
-
-fn sha256(chunks: impl Iterator<Item = Vec<u8>>) -> String {
-    let mut hash = Sha256::new();
-    chunks.for_each(|chunk| hash.update(chunk));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
     let mut endpoint = open(args)?;
     let options = ConnectOptions {
@@ -236,97 +229,149 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
         let begins_ns = now_ns() + PAUSE_NS;
         wait_until(&mut endpoint, begins_ns);
         let timetable = Timetable::of(args);
-        let (produced_ns, confirmed_ns) = send(&mut endpoint, peer, message, (begins_ns, timetable))?;
-        let produced = timetable.windows().map(|bytes| {
+        let producer = Producer::new(args.work, message);
+        let (produced_ns, confirmed_ns) = match args.whole {
+            true => send_whole(&mut endpoint, peer, producer, (begins_ns, timetable))?,
+            false => send(&mut endpoint, peer, producer, (begins_ns, timetable))?,
+        };
+        let mut again = Producer::new(args.work, message);
+        let mut hash = Sha256::new();
+        for bytes in timetable.windows() {
             let mut chunk = vec![0; (bytes.end - bytes.start) as usize];
-            produce(message, bytes.start, &mut chunk);
-            chunk
-        });
+            again.fill(bytes.start, &mut chunk);
+            hash.update(chunk);
+        }
         messages.push(Passed {
             begins_ns: Some(begins_ns),
             produced_ns: Some(produced_ns),
             confirmed_ns: Some(confirmed_ns),
-            sha256: sha256(produced),
+            sha256: work::hex(hash),
             ..Passed::default()
         });
     }
     Ok(messages)
 }
 
-/// Sends one message; when it was produced and when it was confirmed.
+/// Fills the payloads of the bytes that a message has next.
+fn fill<'a>(producer: &mut Producer, bytes: &Range<u64>, payloads: impl Iterator<Item = &'a mut [u8]>) {
+    let mut from = bytes.start;
+    for payload in payloads {
+        producer.fill(from, payload);
+        from += payload.len() as u64;
+        if from >= bytes.end {
+            break;
+        }
+    }
+}
+
+/// Memory for a message, as soon as there is some.
+fn begin<T>(
+    endpoint: &mut Endpoint,
+    mut ask: impl FnMut(&mut Endpoint) -> Result<T, LoanError>,
+) -> Result<T, Failure> {
+    loop {
+        match ask(endpoint) {
+            Err(LoanError::WouldBlock) => wait_until(endpoint, now_ns() + STEP.as_nanos() as u64),
+            begun => return begun.map_err(|error| failed(&error)),
+        }
+    }
+}
+
+/// Sends one message while it is produced; when it was produced and when it was confirmed.
 fn send(
     endpoint: &mut Endpoint,
     peer: PeerId,
-    message: u32,
+    mut producer: Producer,
     (begins_ns, timetable): (u64, Timetable),
 ) -> Result<(u64, u64), Failure> {
-    let mut writer = loop {
-        match endpoint.peer(peer).begin(timetable.len, u64::from(message)) {
-            Err(LoanError::WouldBlock) => wait_until(endpoint, now_ns() + STEP.as_nanos() as u64),
-            writer => break writer.map_err(|error| failed(&error))?,
-        }
-    };
+    let mut writer = begin(endpoint, |endpoint| {
+        endpoint.peer(peer).begin(timetable.len, producer.tag())
+    })?;
     let token = writer.token();
     let producing = move || -> Result<u64, Failure> {
-        let mut chunk = Vec::new();
         for bytes in timetable.windows() {
-            chunk.resize((bytes.end - bytes.start) as usize, 0);
-            produce(message, bytes.start, &mut chunk);
-            sleep_until(timetable.due_ns(begins_ns, &bytes));
-            writer.write_all(&chunk).map_err(|error| failed(&error))?;
+            fill(&mut producer, &bytes, writer.payloads_mut());
+            producer.pace(timetable.due_ns(begins_ns, &bytes));
+            if bytes.end < timetable.len {
+                writer.release(bytes.end).map_err(|error| failed(&error))?;
+            }
         }
         writer.finish().map_err(|error| failed(&error))?;
         Ok(now_ns())
     };
     let producing = std::thread::spawn(producing);
-    let confirmed = loop {
-        // The first word has one, too.
-        let mut completions = std::iter::from_fn(|| endpoint.try_completion());
-        if let Some(completion) = completions.find(|completion| completion.token == token) {
-            break match completion.outcome {
-                Outcome::Delivered => Ok(now_ns()),
-                outcome => Err(Failure::new(format!("message {message} ended as {outcome:?}"))),
-            };
-        }
-        wait_until(endpoint, now_ns() + STEP.as_nanos() as u64);
-    };
+    let confirmed = confirmed(endpoint, token);
     let produced_ns = producing.join().expect("it gives errors back")?;
     Ok((produced_ns, confirmed?))
 }
 
-fn sleep_until(time_ns: u64) {
-    std::thread::sleep(Duration::from_nanos(time_ns.saturating_sub(now_ns())));
+/// The same with a message that is sent when all of it is produced.
+fn send_whole(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    mut producer: Producer,
+    (begins_ns, timetable): (u64, Timetable),
+) -> Result<(u64, u64), Failure> {
+    let mut region = begin(endpoint, |endpoint| endpoint.loan(peer, timetable.len))?;
+    fill(&mut producer, &(0..timetable.len), region.payloads_mut());
+    producer.pace(timetable.due_ns(begins_ns, &(0..timetable.len)));
+    let produced_ns = now_ns();
+    let token = endpoint
+        .send(region, producer.tag())
+        .map_err(|error| failed(&error))?;
+    Ok((produced_ns, confirmed(endpoint, token)?))
 }
 
-/// Consumes a message at its pace from its first byte on, each window when it has come; when that was, and when the last one was consumed.
-fn consume(incoming: &Incoming, number: u32, timetable: Timetable) -> Result<[u64; 2], Failure> {
-    let mut expected = Vec::new();
+/// When a message was confirmed.
+fn confirmed(endpoint: &mut Endpoint, token: SendToken) -> Result<u64, Failure> {
+    loop {
+        // The first word has one, too.
+        let mut completions = std::iter::from_fn(|| endpoint.try_completion());
+        if let Some(completion) = completions.find(|completion| completion.token == token) {
+            return match completion.outcome {
+                Outcome::Delivered => Ok(now_ns()),
+                outcome => Err(Failure::new(format!(
+                    "message {} ended as {outcome:?}",
+                    completion.tag
+                ))),
+            };
+        }
+        wait_until(endpoint, now_ns() + STEP.as_nanos() as u64);
+    }
+}
+
+/// Consumes a message from its first byte on, each window when it has come; when that was, and when the last one was consumed.
+fn consume<'a>(
+    consumer: &mut Consumer,
+    timetable: Timetable,
+    mut come: impl FnMut(Range<u64>) -> Result<&'a [u8], Failure>,
+) -> Result<[u64; 2], Failure> {
     let mut first_ns = None;
     for bytes in timetable.windows() {
-        let come = loop {
-            let settled = incoming.settled();
-            match incoming.get(bytes.clone()) {
-                Some(come) => break come,
-                None => match settled {
-                    Some(how) => {
-                        let text = format!("message {number} ended as {how:?}, without {bytes:?}");
-                        return Err(Failure::new(text));
-                    }
-                    None => std::thread::sleep(LOOK),
-                },
-            }
-        };
+        let came = come(bytes.clone())?;
         let begins_ns = *first_ns.get_or_insert_with(now_ns);
-        sleep_until(timetable.due_ns(begins_ns, &bytes));
-        expected.resize(come.len(), 0);
-        produce(number, bytes.start, &mut expected);
-        if *come != *expected {
-            return Err(Failure::new(format!(
-                "other bytes at {bytes:?} of message {number}"
-            )));
-        }
+        consumer.pace(timetable.due_ns(begins_ns, &bytes));
+        consumer.take(bytes.start, came)?;
     }
     Ok([first_ns.unwrap_or_default(), now_ns()])
+}
+
+/// These bytes of a message, when they have come.
+fn when_come(incoming: &Incoming, work: Work, bytes: Range<u64>) -> Result<&[u8], Failure> {
+    loop {
+        let settled = incoming.settled();
+        match incoming.get(bytes.clone()) {
+            Some(come) => return Ok(come),
+            None => match settled {
+                Some(how) => {
+                    return Err(Failure::new(format!(
+                        "a message ended as {how:?}, without {bytes:?}"
+                    )));
+                }
+                None => work.wait(LOOK),
+            },
+        }
+    }
 }
 
 fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
@@ -334,45 +379,77 @@ fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
     ready();
     // Who sends is known by a first word, and what that one sends is read from then on while it comes.
     let peer = endpoint.recv(None).map_err(|error| failed(&error))?.peer();
-    endpoint.peer(peer).watch();
+    if !args.whole {
+        endpoint.peer(peer).watch();
+    }
+    let timetable = Timetable::of(args);
     let mut messages = Vec::new();
     for number in 0..args.messages {
-        let incoming = loop {
-            match endpoint.try_incoming() {
-                Some(incoming) => break incoming,
-                None => wait_until(&mut endpoint, now_ns() + LOOK.as_nanos() as u64),
-            }
+        let mut consumer = Consumer::new(args.work, number);
+        let (message, whole_ns, [first_ns, consumed_ns]) = match args.whole {
+            true => receive_whole(&mut endpoint, &mut consumer, timetable)?,
+            false => receive(&mut endpoint, &mut consumer, timetable)?,
         };
-        let (passed, message) = std::thread::scope(|scope| {
-            let consumer = scope.spawn(|| consume(&incoming, number, Timetable::of(args)));
-            let message = endpoint.recv(None).map_err(|error| failed(&error));
-            let whole_ns = now_ns();
-            while !consumer.is_finished() {
-                wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64);
-            }
-            let [first_ns, consumed_ns] = consumer.join().expect("it gives errors back")?;
-            let passed = Passed {
-                first_ns: Some(first_ns),
-                whole_ns: Some(whole_ns),
-                consumed_ns: Some(consumed_ns),
-                ..Passed::default()
-            };
-            Ok::<_, Failure>((passed, message?))
-        })?;
-        let shown = incoming.get(0..args.len).map(<[u8]>::as_ptr);
-        if shown != Some(message.as_ptr()) {
-            return Err(Failure::new(format!(
-                "message {number} came whole at another place than it was shown"
-            )));
-        }
+        let mut hash = Sha256::new();
+        hash.update(&message[..]);
+        let sha256 = work::hex(hash);
+        consumer.check(&sha256)?;
         messages.push(Passed {
-            sha256: sha256(message.chunks(1 << 20).map(<[u8]>::to_vec)),
-            ..passed
+            first_ns: Some(first_ns),
+            whole_ns: Some(whole_ns),
+            consumed_ns: Some(consumed_ns),
+            sha256,
+            ..Passed::default()
         });
     }
     // The last confirmation may be lost.
     wait_until(&mut endpoint, now_ns() + PAUSE_NS);
     Ok(messages)
+}
+
+/// Receives one message and consumes it meanwhile; when it was whole, and what [`consume`] says.
+fn receive(
+    endpoint: &mut Endpoint,
+    consumer: &mut Consumer,
+    timetable: Timetable,
+) -> Result<(Message, u64, [u64; 2]), Failure> {
+    let incoming = loop {
+        match endpoint.try_incoming() {
+            Some(incoming) => break incoming,
+            None => wait_until(endpoint, now_ns() + LOOK.as_nanos() as u64),
+        }
+    };
+    let work = consumer.work();
+    std::thread::scope(|scope| {
+        let consuming =
+            scope.spawn(|| consume(consumer, timetable, |bytes| when_come(&incoming, work, bytes)));
+        let message = endpoint.recv(None).map_err(|error| failed(&error))?;
+        let whole_ns = now_ns();
+        while !consuming.is_finished() {
+            wait_until(endpoint, now_ns() + work.look_ns());
+        }
+        let times = consuming.join().expect("it gives errors back")?;
+        if incoming.get(0..timetable.len).map(<[u8]>::as_ptr) != Some(message.as_ptr()) {
+            return Err(Failure::new(
+                "a message came whole at another place than it was shown",
+            ));
+        }
+        Ok((message, whole_ns, times))
+    })
+}
+
+/// The same with a message that is consumed when it is whole.
+fn receive_whole(
+    endpoint: &mut Endpoint,
+    consumer: &mut Consumer,
+    timetable: Timetable,
+) -> Result<(Message, u64, [u64; 2]), Failure> {
+    let message = endpoint.recv(None).map_err(|error| failed(&error))?;
+    let whole_ns = now_ns();
+    let times = consume(consumer, timetable, |bytes| {
+        Ok(&message[bytes.start as usize..bytes.end as usize])
+    })?;
+    Ok((message, whole_ns, times))
 }
 
 #[cfg(test)]
@@ -393,21 +470,5 @@ mod tests {
             .map(|bytes| timetable.due_ns(1000, bytes))
             .collect();
         assert_eq!(due, [2000, 3000, 3500]);
-    }
-
-    #[test]
-    fn bytes_do_not_depend_on_where_windows_end() {
-        let mut whole = [0; 100];
-        produce(3, 0, &mut whole);
-        for cut in [8, 16, 64, 96] {
-            let mut parts = [0; 100];
-            let (first, second) = parts.split_at_mut(cut);
-            produce(3, 0, first);
-            produce(3, cut as u64, second);
-            assert_eq!(parts, whole);
-        }
-        let mut other = [0; 100];
-        produce(4, 0, &mut other);
-        assert_ne!(other, whole);
     }
 }

@@ -1,0 +1,223 @@
+//! What producer and consumer do with the bytes of a message.
+
+use std::time::Duration;
+
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit as _, StreamCipher as _, StreamCipherSeek as _};
+use lm_box::split_mix;
+use sha2::{Digest as _, Sha256};
+
+use crate::cli::Failure;
+
+use super::now_ns;
+
+/// What is done with a message's bytes at either end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Work {
+    /// Each window has its time, as of a disk or a device, and the core is free meanwhile
+    Timetable,
+    /// As fast as a core does it: the keystream of ChaCha20 is produced, SHA-256 consumes
+    Keystream,
+}
+
+impl Work {
+    /// How often an end gives its core away before it sleeps.
+    pub(super) fn yields(self) -> u32 {
+        match self {
+            Work::Timetable => 0,
+            Work::Keystream => 1 << 20,
+        }
+    }
+
+    /// Lets others have the core, for so long where there is time.
+    pub(super) fn wait(self, time: Duration) {
+        match self {
+            Work::Timetable => std::thread::sleep(time),
+            Work::Keystream => std::thread::yield_now(),
+        }
+    }
+
+    /// How long an endpoint is driven at once while another thread works.
+    pub(super) fn look_ns(self) -> u64 {
+        match self {
+            Work::Timetable => super::STEP.as_nanos() as u64,
+            Work::Keystream => 0,
+        }
+    }
+
+    fn pace(self, due_ns: u64) {
+        if self == Work::Timetable {
+            std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns())));
+        }
+    }
+}
+
+/// The bytes of a message from a place on, which is a multiple of eight: no two of its words are alike.
+fn words(message: u32, from: u64, bytes: &mut [u8]) {
+    for (at, eight) in bytes.chunks_mut(8).enumerate() {
+        let word = split_mix(u64::from(message), from / 8 + at as u64).to_le_bytes();
+        eight.copy_from_slice(&word[..eight.len()]);
+    }
+}
+
+/// Makes the bytes of a message.
+#[derive(Debug)]
+pub(super) struct Producer {
+    work: Work,
+    message: u32,
+    keystream: ChaCha20,
+}
+
+impl Producer {
+    pub(super) fn new(work: Work, message: u32) -> Producer {
+        let mut key = [0; 32];
+        key[..4].copy_from_slice(&message.to_le_bytes());
+        Producer {
+            work,
+            message,
+            keystream: ChaCha20::new(&key.into(), &[0; 12].into()),
+        }
+    }
+
+    /// The message's tag.
+    pub(super) fn tag(&self) -> u64 {
+        self.message.into()
+    }
+
+    /// Makes the bytes from a place on, a multiple of eight.
+    pub(super) fn fill(&mut self, from: u64, bytes: &mut [u8]) {
+        match self.work {
+            Work::Timetable => words(self.message, from, bytes),
+            Work::Keystream => {
+                if self.keystream.current_pos::<u64>() != from {
+                    self.keystream.seek(from);
+                }
+                self.keystream.write_keystream(bytes);
+            }
+        }
+    }
+
+    /// Waits until what is made is due.
+    pub(super) fn pace(&self, due_ns: u64) {
+        self.work.pace(due_ns);
+    }
+}
+
+/// Takes the bytes of a message.
+#[derive(Debug)]
+pub(super) struct Consumer {
+    work: Work,
+    message: u32,
+    expected: Vec<u8>,
+    hash: Sha256,
+}
+
+impl Consumer {
+    pub(super) fn new(work: Work, message: u32) -> Consumer {
+        Consumer {
+            work,
+            message,
+            expected: Vec::new(),
+            hash: Sha256::new(),
+        }
+    }
+
+    pub(super) fn work(&self) -> Work {
+        self.work
+    }
+
+    /// Waits until what is taken next is due.
+    pub(super) fn pace(&self, due_ns: u64) {
+        self.work.pace(due_ns);
+    }
+
+    /// Takes the bytes from a place on.
+    ///
+    /// # Errors
+    ///
+    /// They are others than were produced.
+    pub(super) fn take(&mut self, from: u64, bytes: &[u8]) -> Result<(), Failure> {
+        match self.work {
+            Work::Keystream => self.hash.update(bytes),
+            Work::Timetable => {
+                self.expected.resize(bytes.len(), 0);
+                words(self.message, from, &mut self.expected);
+                if *bytes != *self.expected {
+                    let text = format!("other bytes from {from} on of message {}", self.message);
+                    return Err(Failure::new(text));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what it took with the whole message, whose hash this is.
+    ///
+    /// # Errors
+    ///
+    /// It took others.
+    pub(super) fn check(self, sha256: &str) -> Result<(), Failure> {
+        match self.work == Work::Keystream && hex(self.hash) != sha256 {
+            true => Err(Failure::new(format!(
+                "other bytes were read of message {} than it has",
+                self.message
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A hash, as it is printed.
+pub(super) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_do_not_depend_on_where_windows_end() {
+        for work in [Work::Timetable, Work::Keystream] {
+            let mut whole = [0; 200];
+            Producer::new(work, 3).fill(0, &mut whole);
+            for cut in [8, 16, 64, 96, 128] {
+                let mut parts = [0; 200];
+                let (first, second) = parts.split_at_mut(cut);
+                let mut producer = Producer::new(work, 3);
+                producer.fill(0, first);
+                producer.fill(cut as u64, second);
+                assert_eq!(parts, whole);
+                Producer::new(work, 3).fill(cut as u64, &mut parts[cut..]);
+                assert_eq!(parts, whole);
+            }
+            let mut other = [0; 200];
+            Producer::new(work, 4).fill(0, &mut other);
+            assert_ne!(other, whole);
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_told() {
+        for work in [Work::Timetable, Work::Keystream] {
+            let mut bytes = [0; 64];
+            Producer::new(work, 1).fill(0, &mut bytes);
+            let of_whole = |bytes: &[u8]| {
+                let mut hash = Sha256::new();
+                hash.update(bytes);
+                hex(hash)
+            };
+            let taken = |bytes: &[u8]| {
+                let mut consumer = Consumer::new(work, 1);
+                consumer.take(0, bytes)?;
+                consumer.check(&of_whole(&[&bytes[..32], &bytes[32..]].concat()))
+            };
+            taken(&bytes).unwrap();
+            let sha256 = of_whole(&bytes);
+            bytes[9] ^= 1;
+            let mut consumer = Consumer::new(work, 1);
+            let told = consumer.take(0, &bytes).and_then(|()| consumer.check(&sha256));
+            assert!(told.is_err());
+        }
+    }
+}
