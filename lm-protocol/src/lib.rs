@@ -44,6 +44,7 @@ extern crate alloc;
 pub mod admission;
 pub mod control;
 pub mod delivery;
+pub mod depth;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod geometry;
