@@ -29,6 +29,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
             mtu: options.mtu,
             queue: options.queue,
             capture: options.pcap.as_ref().map(create).transpose()?,
+            ..LinkConfig::default()
         },
         admission: AdmissionConfig {
             by: options.admission.clone(),

@@ -58,6 +58,15 @@ pub(crate) const RANGES_MAX: usize = 64;
 /// out: the kernel writes that cache line for every packet.
 pub(crate) const TX_IN_FLIGHT_MAX: u32 = 1024;
 
+/// Descriptors that are on a TX ring and not completed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    /// At most.
+    pub(crate) most: u32,
+    /// Of bulk no more than keep the device busy.
+    pub(crate) adapts: bool,
+}
+
 /// Packets that a sender may have on the way to us.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OnTheWay {
@@ -68,6 +77,14 @@ pub(crate) struct OnTheWay {
 }
 
 impl OnTheWay {
+    /// At most what `bounded` leaves of each.
+    pub(crate) fn bounded(self, bounded: impl Fn(u32) -> u32) -> OnTheWay {
+        OnTheWay {
+            held: bounded(self.held),
+            most: bounded(self.most),
+        }
+    }
+
     /// Where it does not matter what a sender keeps.
     pub(crate) const fn by_anybody(packets: u32) -> OnTheWay {
         OnTheWay {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,8 +109,40 @@ pub struct LinkConfig {
     /// Receive queue of the landing channel: by default the second one, small messages having the first. Where the device has one queue
     /// only, or this is the first one, landing takes it and small messages use the kernel's UDP socket.
     pub queue: Option<u32>,
+    /// How many packets are in the device and on the way at once.
+    pub depth: Depth,
     /// Write every packet of this endpoint to this file, as pcap.
     pub capture: Option<Arc<File>>,
+}
+
+/// How many packets of long messages are in the device and on the way at once: what leaves next waits behind all of them. The rest waits in
+/// memory, where small messages and real time pass it.
+///
+/// Of what this endpoint sends it bounds what a device has and has not completed; of what it receives, what a sender may have on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Depth {
+    /// As many as they hold.
+    #[default]
+    Full,
+    /// At most so many of either, and no more than they hold.
+    AtMost(NonZeroU32),
+    /// As many as keep both busy, as it turns out ([`lm_protocol::depth`]). For a path with a slow port in it: a small message does not wait
+    /// there behind all that the port's buffer holds.
+    Auto,
+}
+
+impl Depth {
+    /// Of so many that are held.
+    pub(crate) fn of(self, held: u32) -> u32 {
+        match self {
+            Depth::AtMost(most) => held.min(most.get()),
+            Depth::Full | Depth::Auto => held,
+        }
+    }
+
+    pub(crate) fn adapts(self) -> bool {
+        self == Depth::Auto
+    }
 }
 
 /// Memory that an endpoint takes.

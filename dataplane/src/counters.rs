@@ -125,6 +125,10 @@ pub struct Counters {
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (invariant I5).
     pub restored_bytes: u64,
+    /// Packets handed over to the device, of all kinds, and how often it was woken for some.
+    pub packets_sent: u64,
+    /// See `packets_sent`.
+    pub wakeups: u64,
     /// Fragments sent.
     pub data_packets_sent: u64,
     /// Fragments landed.

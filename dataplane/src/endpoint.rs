@@ -373,7 +373,12 @@ impl<P: Port> Endpoint<P> {
 
     /// What this endpoint has done so far.
     pub fn counters(&self) -> Counters {
-        self.engine.counters
+        let (packets_sent, wakeups) = self.engine.sending.handed_over();
+        Counters {
+            packets_sent,
+            wakeups,
+            ..self.engine.counters
+        }
     }
 }
 

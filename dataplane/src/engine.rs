@@ -28,7 +28,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
-use crate::bounds::OnTheWay;
+use crate::bounds::{InFlight, OnTheWay};
 use crate::counters::Counters;
 use crate::landing_side::LandingSide;
 use crate::looks::{CONTROL_PER_LOOK, DATAGRAMS_PER_LOOK, Looks};
@@ -77,8 +77,8 @@ pub(crate) struct Fixed {
     pub(crate) device_moves: bool,
     /// As [`crate::port::Caps::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
-    /// Packets handed to the driver and not yet completed, per channel.
-    pub(crate) tx_in_flight: u32,
+    /// Handed to the driver and not yet completed, per channel.
+    pub(crate) tx_in_flight: InFlight,
     /// What a channel that only sends registers: everything before the landing arena.
     pub(crate) transmit_registered_len: u64,
     pub(crate) receives: Receives,
@@ -92,6 +92,8 @@ pub(crate) struct Receives {
     pub(crate) tx_queue: Option<u16>,
     pub(crate) one_processor: bool,
     pub(crate) on_the_way: OnTheWay,
+    /// And no more than fill the path.
+    pub(crate) adapts: bool,
     pub(crate) ring_len: u32,
     pub(crate) max_message_len: u64,
     /// Landing memory of a session at least.

@@ -308,6 +308,7 @@ impl<P: Port> Engine<P> {
                 messages_in_flight: messages_in_flight(request.messages_in_flight, &granted.layout),
                 max_message_len: request.max_message_len,
                 on_the_way,
+                adapts: self.fixed.receives.adapts,
                 posted_max: on_the_way.saturating_mul(2).min(self.fixed.receives.ring_len),
                 memory_max: self.landing_memory().address_max,
             },

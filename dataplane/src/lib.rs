@@ -103,7 +103,7 @@ pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
 pub use config::{
-    Admission, AdmissionConfig, DEFAULT_PORT, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig,
+    Admission, AdmissionConfig, DEFAULT_PORT, Depth, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig,
     ReceiveConfig,
 };
 pub use connect::{ConnectError, ConnectOptions, Session};

@@ -11,7 +11,7 @@ use crate::admission::Admissions;
 use crate::applying::Requests;
 use crate::arena::{Arena, pages_len};
 use crate::bounds::{
-    DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, PEERS_MAX, TRANSMIT_FRAMES,
+    DATAGRAM_LEN_MAX, GENERAL_FRAMES, InFlight, LANDING_LEN_SHARED, OUTGOING_MAX, PEERS_MAX, TRANSMIT_FRAMES,
     TRANSMIT_RING_LEN, ZONES_MAX,
 };
 use crate::capture::Capture;
@@ -257,7 +257,7 @@ impl<P: Port> Parts<P> {
         plan: &MemoryPlan,
         queues: Queues,
         landing_ring_len: u32,
-        in_flight: u32,
+        in_flight: InFlight,
     ) -> Result<Parts<P>, OpenError> {
         let mut scheduler = Scheduler::new();
         let mut general = None;

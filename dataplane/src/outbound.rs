@@ -258,6 +258,10 @@ impl Outbound {
             return repaired;
         }
         let allowed = allowed.min(way.channel.room(Class::Bulk));
+        if allowed == 0 {
+            way.channel.waited();
+            return repaired;
+        }
         way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];

@@ -9,8 +9,8 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
-use crate::bounds::{LANDING_RING_LEN, OnTheWay, TX_IN_FLIGHT_MAX};
-use crate::config::EndpointConfig;
+use crate::bounds::{InFlight, LANDING_RING_LEN, OnTheWay, TX_IN_FLIGHT_MAX};
+use crate::config::{Depth, EndpointConfig};
 use crate::daemon::Daemon;
 use crate::endpoint::Endpoint;
 use crate::engine::{Fixed, Receives};
@@ -161,12 +161,16 @@ fn landing_ring_len(caps: &Caps) -> u32 {
     }
 }
 
-/// Packets handed to the driver and not yet completed, per channel.
-fn tx_in_flight(plan: &MemoryPlan) -> u32 {
-    plan.in_flight(match plan.caps.tx_bound {
+/// Handed to the driver and not yet completed, per channel.
+fn tx_in_flight(plan: &MemoryPlan, depth: Depth) -> InFlight {
+    let held = match plan.caps.tx_bound {
         0 => TX_IN_FLIGHT_MAX,
         bound => bound,
-    })
+    };
+    InFlight {
+        most: plan.in_flight(depth.of(held)),
+        adapts: depth.adapts(),
+    }
 }
 
 /// What was opened, before an engine is made of it.
@@ -189,7 +193,8 @@ impl<P: Port> Opened<P> {
         shape: &Shape,
     ) -> Result<Opened<P>, OpenError> {
         let ring_len = landing_ring_len(&plan.caps);
-        let parts = Parts::open(&mut port, &plan, shape.queues, ring_len, tx_in_flight(&plan))?;
+        let in_flight = tx_in_flight(&plan, config.link.depth);
+        let parts = Parts::open(&mut port, &plan, shape.queues, ring_len, in_flight)?;
         Ok(Opened {
             config,
             plan,
@@ -245,14 +250,15 @@ impl<P: Port> Opened<P> {
             patience_ns: config.patience.as_nanos() as u64,
             kept_frames: plan.caps.kept_frames,
             device_moves: plan.device_moves,
-            tx_in_flight: tx_in_flight(&plan),
+            tx_in_flight: tx_in_flight(&plan, config.link.depth),
             transmit_registered_len: plan.landing_arena,
             receives: Receives {
                 tx_queue: (shape.queues.landing)
                     .filter(|_| plan.caps.tx_steers)
                     .map(|queue| queue as u16 + u16::from(generic)),
                 one_processor: generic,
-                on_the_way,
+                on_the_way: on_the_way.bounded(|held| config.link.depth.of(held)),
+                adapts: config.link.depth.adapts(),
                 ring_len: landing_ring_len(&plan.caps),
                 max_message_len: config.receive.max_message_len,
                 landing_len: config.memory.landing_len,

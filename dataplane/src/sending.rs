@@ -286,7 +286,7 @@ impl<T: TxQueue> Sending<T> {
         let mut reaped = 0;
         let (queues, flows) = self.scheduler.completing();
         for queue in queues {
-            reaped += queue.reap(all, |address| {
+            reaped += queue.reap(all, now_ns, |address| {
                 if let Some(was_sent) = self.frames.completed(address) {
                     return was_sent;
                 }
@@ -417,6 +417,14 @@ impl<T: TxQueue> Sending<T> {
     /// Whether there are packets that are not completed.
     pub(crate) fn awaits_completions(&self) -> bool {
         self.scheduler.awaits_completions()
+    }
+
+    /// Packets that were put on queues, and how often a device was woken for some.
+    pub(crate) fn handed_over(&self) -> (u64, u64) {
+        let of_queues = self.scheduler.queues().iter();
+        of_queues.fold((0, 0), |(packets, wakeups), queue| {
+            (packets + queue.packets, wakeups + queue.wakeups)
+        })
     }
 
     /// Index of the queue for small packets.

@@ -15,6 +15,8 @@ use crate::port::Port;
 const LOW_CREDIT: u32 = 16;
 /// So much more credit is told at once: a third of what may be on the way on veth.
 const CREDIT_STEP: u32 = 96;
+/// So long it waits to be as much, where few packets are on the way: what they take beyond the path's round trip.
+const CREDIT_LATEST_NS: u64 = 1_000_000;
 /// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
 const ANNOUNCEMENTS_PER_PACKET: usize = 64;
 /// Entries and digests in one announcement, in bytes, where the MTU allows so many.
@@ -104,6 +106,7 @@ impl<P: Port> Engine<P> {
     fn give_credit(&mut self, row: u8, now_ns: u64, idle: bool) {
         let Some(landing) = &mut self.landing else { return };
         let limit = landing.sessions.credit(row);
+        let step = landing.sessions.credit_step(row);
         let Some(inbound) = landing.sessions.at_mut(row) else {
             return;
         };
@@ -123,14 +126,24 @@ impl<P: Port> Engine<P> {
             told.changed = true;
             told.changed_ns = now_ns;
         }
+        let is_credit_alone = settled == 0 && announced == told.announced && left > 0;
+        let (enough, patience_ns) = match step {
+            Some(step) if is_credit_alone => (step.min(CREDIT_STEP), CREDIT_LATEST_NS),
+            _ => (CREDIT_STEP, patience_ns(idle)),
+        };
         let due = told.asked
-            || more >= CREDIT_STEP
+            || more >= enough
             || (more > 0 && left < LOW_CREDIT)
             || settled >= (inbound.terms.limits.messages_in_flight / 4).max(1)
-            || now_ns.saturating_sub(told.changed_ns) >= patience_ns(idle);
+            || now_ns.saturating_sub(told.changed_ns) >= patience_ns;
         if !due {
             return;
         }
+        // The rest makes the next burst.
+        let limit = match step {
+            Some(_) if more >= enough => limit.wrapping_sub(more % enough),
+            _ => limit,
+        };
         let header = LmHeader::Credit {
             session_key: inbound.terms.key,
             packet_limit: limit,
@@ -146,6 +159,7 @@ impl<P: Port> Engine<P> {
             && let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(row)
         {
+            inbound.tell_limit(limit, now_ns);
             inbound.told.is_told(limit, delivered, announced, now_ns);
             self.counters.credits_sent += 1;
         }

@@ -77,6 +77,12 @@ impl DeviceDepth {
         self.allowed
     }
 
+    /// Whether something waits above for room, since completions were last found.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.waited
+    }
+
     /// Something waits above for room.
     #[inline]
     pub fn waited(&mut self) {

@@ -118,7 +118,7 @@ impl Inbound {
             order: Order::new(&terms),
             settled: Settled::new(first),
             progress: Progress::new(now_ns),
-            pace: Pace::new(terms.limits.packets_landing()),
+            pace: Pace::new(terms.limits.packets_landing(), terms.limits.adapts, now_ns),
             places: Places::new(&terms, arena),
             strays: Strays::new(&terms.layout),
             posts_again: false,
@@ -161,6 +161,20 @@ impl Inbound {
     pub(crate) fn is_drained(&self) -> bool {
         let front = self.order.front();
         self.stand == Stand::Draining && front.is_none_or(|message| message.slots.zone.is_none())
+    }
+
+    /// Its sender is told that it may send more packets, up to `limit`.
+    pub(crate) fn tell_limit(&mut self, limit: u32, now_ns: u64) {
+        let accepted = self.progress.accepted();
+        let cumulative = |packets: u32| {
+            let ahead = serial::distance(accepted as u32, packets);
+            accepted.saturating_add_signed(i64::from(ahead))
+        };
+        // What it would be told of further, it could send at once.
+        let is_more = limit != self.told.packet_limit;
+        if is_more && self.order.packets_released() > cumulative(limit) {
+            self.pace.told(cumulative(self.told.packet_limit), now_ns);
+        }
     }
 
     /// It has no place from now on. Nothing is posted for it.
@@ -477,7 +491,7 @@ impl Inbound {
         if self.lands() {
             return;
         }
-        self.pace.confirm(self.progress.accepted());
+        self.pace.confirm(self.progress.accepted(), now_ns);
         let mut has_more = false;
         while let Some(next) = self.order.next_mut() {
             if !next.is_open() {

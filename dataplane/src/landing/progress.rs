@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use lm_protocol::delivery::RequestTimer;
+use lm_protocol::depth::PathDepth;
 use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 
 use super::claim::Claim;
 use super::terms::Limits;
+use crate::bounds::TRANSMIT_BURST;
 
 /// A sender that loses packets has at least so many on the way, and so many more after each round trip without a decrease
 /// ([`Backoff`]): whatever random loss alone does, it holds it near 112, which fills a path of 100 µs at 13 Gbit/s.
@@ -204,15 +206,19 @@ impl Progress {
 pub(super) struct Pace {
     /// Packets that the sender may have on the way now, and up to which they were counted as arrived.
     backoff: Backoff,
+    /// Those that fill the path, where there are to be no more.
+    depth: Option<PathDepth>,
     confirmed: u64,
     /// How long requests for missing fragments take to be answered, smoothed; 0: none was yet.
     answer_ns: u64,
 }
 
 impl Pace {
-    pub(super) fn new(ceiling: u32) -> Pace {
+    pub(super) fn new(ceiling: u32, adapts: bool, now_ns: u64) -> Pace {
+        let depth = || PathDepth::new(TRANSMIT_BURST, ceiling, Time::from_nanos(now_ns));
         Pace {
             backoff: backoff_below(ceiling),
+            depth: adapts.then(depth),
             confirmed: 0,
             answer_ns: 0,
         }
@@ -225,13 +231,30 @@ impl Pace {
 
     /// Packets that the sender may have on the way now.
     pub(super) fn on_the_way(&self) -> u32 {
-        self.backoff.allowed()
+        let allowed = self.backoff.allowed();
+        (self.depth.as_ref()).map_or(allowed, |depth| allowed.min(depth.allowed()))
+    }
+
+    /// Of how many packets more a sender is told at once, where few are on the way: bursts, each of which it hands over at once.
+    pub(super) fn step(&self) -> Option<u32> {
+        let half = self.depth.as_ref()?.allowed() / 2;
+        Some(match half / TRANSMIT_BURST {
+            0 => half.max(1),
+            bursts => bursts * TRANSMIT_BURST,
+        })
+    }
+
+    /// The sender is told that it may send more than the first `before` packets, which it has.
+    pub(super) fn told(&mut self, before: u64, now_ns: u64) {
+        if let Some(depth) = &mut self.depth {
+            depth.told(before, Time::from_nanos(now_ns));
+        }
     }
 
     /// Entries that may be posted at once. While back-off holds they are few: what is posted when a packet is lost is met by the one
     /// behind it, and each of those is copied to its place.
     pub(super) fn posted_max(&self, limits: &Limits) -> u32 {
-        let allowed = self.on_the_way();
+        let allowed = self.backoff.allowed();
         match allowed < limits.on_the_way {
             true => (allowed + POSTED_SLACK).min(limits.posted_max),
             false => limits.posted_max,
@@ -249,10 +272,13 @@ impl Pace {
     }
 
     /// What has come since this was last called counts as arrived: `accepted` by now.
-    pub(super) fn confirm(&mut self, accepted: u64) {
+    pub(super) fn confirm(&mut self, accepted: u64, now_ns: u64) {
         // In zero-copy mode it may have turned out that fewer came.
         let arrived = accepted.saturating_sub(self.confirmed);
         self.confirmed = self.confirmed.max(accepted);
+        if let Some(depth) = &mut self.depth {
+            depth.arrived(self.confirmed, Time::from_nanos(now_ns));
+        }
         self.backoff.confirmed(arrived.min(u64::from(u32::MAX)) as u32);
     }
 

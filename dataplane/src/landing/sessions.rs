@@ -305,7 +305,7 @@ impl Sessions {
             let Some(inbound) = self.rows[usize::from(row)].as_deref_mut() else {
                 break;
             };
-            inbound.pace.confirm(inbound.progress.accepted());
+            inbound.pace.confirm(inbound.progress.accepted(), now_ns);
             let awaited = inbound.order.awaits_packets();
             let mut poster = inbound.poster(ahead, is_shared, &mut self.entries, &mut memory);
             let room = poster.room(queue);
@@ -469,6 +469,12 @@ impl Sessions {
         .map(expected)
         .sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
+    }
+
+    /// Of how many packets more the sender in `row` is told at once, where there are to be few on the way, and nobody waits for its turn.
+    pub(crate) fn credit_step(&self, row: u8) -> Option<u32> {
+        let is_alone = self.present.count_ones() == 1;
+        self.at(row).filter(|_| is_alone)?.pace.step()
     }
 
     /// How many packets the sender in `row` may have sent (cumulative, mod 2^32): as many as entries are posted for, and

@@ -40,6 +40,8 @@ pub(crate) struct Limits {
     pub(crate) max_message_len: u64,
     /// Packets that the sender may have on the way, at most.
     pub(crate) on_the_way: u32,
+    /// And no more than fill the path.
+    pub(crate) adapts: bool,
     /// Fill entries that may be posted at once.
     pub(crate) posted_max: u32,
     /// Landing memory that messages of its address may take, in bytes.

@@ -1,13 +1,21 @@
 //! One transmit queue: how much is in flight, what is on the ring and not yet handed to the driver, and completions, reaped late and in
 //! bulk.
 
+use lm_protocol::depth::DeviceDepth;
+use lm_protocol::time::Time;
+
 use super::{CLASSES, Class};
-use crate::bounds::TRANSMIT_BURST;
+use crate::bounds::{InFlight, TRANSMIT_BURST};
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 
 /// Descriptors of a shared queue that each class leaves to those before it.
 const KEPT: u32 = 16;
+
+/// Descriptors of bulk that a device has at least, where it has no more than it needs: what one wake-up hands over; and so many where real time
+/// leaves on the same queue.
+const DEPTH_LEAST: u32 = TRANSMIT_BURST;
+const DEPTH_LEAST_BESIDE_FLOWS: u32 = 2;
 
 /// Whose fragments come first in the next round: a session whose turn is not over.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +34,8 @@ pub(crate) struct Transmit<T> {
     pub(crate) tx: T,
     /// Descriptors that may be in flight behind one of each class.
     limits: [u32; CLASSES],
+    /// Those of bulk that keep the device busy, where there are to be no more.
+    depth: Option<DeviceDepth>,
     /// Completions are taken from so many descriptors in flight on.
     reap_from: u32,
     /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
@@ -42,13 +52,14 @@ pub(crate) struct Transmit<T> {
 }
 
 impl<T: TxQueue> Transmit<T> {
-    pub(crate) fn new(queue: u32, tx: T, in_flight_max: u32) -> Transmit<T> {
-        let in_flight_max = in_flight_max.clamp(1, tx.descriptors_max());
+    pub(crate) fn new(queue: u32, tx: T, in_flight: InFlight) -> Transmit<T> {
+        let most = in_flight.most.clamp(1, tx.descriptors_max());
         Transmit {
             queue,
             tx,
-            limits: [in_flight_max; CLASSES],
-            reap_from: in_flight_max / 2,
+            limits: [most; CLASSES],
+            depth: in_flight.adapts.then(|| DeviceDepth::new(DEPTH_LEAST, most)),
+            reap_from: most / 2,
             in_flight: 0,
             written: 0,
             unsent: false,
@@ -67,8 +78,10 @@ impl<T: TxQueue> Transmit<T> {
 
     /// Nothing but bulk leaves here any more.
     pub(super) fn unshare(&mut self) {
-        self.limits = [self.limits[0]; CLASSES];
-        self.reap_from = self.limits[0] / 2;
+        let most = self.limits[0];
+        self.limits = [most; CLASSES];
+        self.bound_depth(DEPTH_LEAST, most);
+        self.reap_from = most / 2;
     }
 
     /// Descriptors that flows may have.
@@ -86,8 +99,19 @@ impl<T: TxQueue> Transmit<T> {
             _ => (small - kept).min(TRANSMIT_BURST),
         };
         self.limits = [most, most - kept, small, bulk];
+        let least = match descriptors {
+            0 => DEPTH_LEAST,
+            _ => DEPTH_LEAST_BESIDE_FLOWS,
+        };
+        self.bound_depth(least, bulk);
         // Flows wait for their completions.
         self.reap_from = if descriptors > 0 { 1 } else { bulk / 2 };
+    }
+
+    fn bound_depth(&mut self, least: u32, most: u32) {
+        if let Some(depth) = &mut self.depth {
+            *depth = DeviceDepth::new(least, most);
+        }
     }
 
     /// Descriptors that can be written now for packets of a class.
@@ -97,11 +121,22 @@ impl<T: TxQueue> Transmit<T> {
         if self.in_flight >= limit {
             0
         } else {
-            let allowed = limit - self.in_flight;
+            let allowed = match (class, &self.depth) {
+                (Class::Bulk, Some(depth)) => depth_left(depth, limit, self.in_flight),
+                _ => limit - self.in_flight,
+            };
             self.tx
                 .room(self.written + 1)
                 .saturating_sub(self.written)
                 .min(allowed)
+        }
+    }
+
+    /// There was no room for packets of bulk.
+    #[inline]
+    pub(crate) fn waited(&mut self) {
+        if let Some(depth) = &mut self.depth {
+            depth.waited();
         }
     }
 
@@ -188,8 +223,14 @@ impl<T: TxQueue> Transmit<T> {
     /// Takes completions, when there is reason to: little room is left, or `all` asks for it. Calls `done`
     /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more; `false`: no packet was there.
     #[inline]
-    pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64) -> bool) -> u32 {
-        if self.in_flight == 0 || (!all && self.in_flight < self.reap_from) {
+    pub(crate) fn reap(&mut self, all: bool, now_ns: u64, mut done: impl FnMut(u64) -> bool) -> u32 {
+        let from = match &self.depth {
+            // A burst may wait for the last of them.
+            Some(depth) if depth.is_awaited() => 1,
+            Some(depth) => self.reap_from.min(depth.allowed() / 2),
+            None => self.reap_from,
+        };
+        if self.in_flight == 0 || (!all && self.in_flight < from) {
             return 0;
         }
         let ready = self.tx.completed(self.in_flight);
@@ -201,6 +242,9 @@ impl<T: TxQueue> Transmit<T> {
         if ready > 0 {
             self.tx.release(ready);
             self.in_flight -= ready;
+            if let Some(depth) = &mut self.depth {
+                depth.completed(ready, self.in_flight, Time::from_nanos(now_ns));
+            }
         }
         ready
     }
@@ -225,5 +269,16 @@ impl<T: TxQueue> Transmit<T> {
     /// Descriptors not completed.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+}
+
+/// Descriptors of bulk that may be added: none while they would not make a burst, so that one wake-up hands that much over.
+#[cold]
+fn depth_left(depth: &DeviceDepth, limit: u32, in_flight: u32) -> u32 {
+    let most = limit.min(depth.allowed());
+    let left = most.saturating_sub(in_flight);
+    match left < TRANSMIT_BURST.min(limit / 2).min(most) {
+        true => 0,
+        false => left,
     }
 }

@@ -19,7 +19,7 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
+use crate::bounds::{GENERAL_FRAMES, InFlight, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
 use crate::config::{EndpointConfig, LinkConfig, MemoryConfig, ReceiveConfig};
 use crate::connect::{ConnectError, ConnectOptions};
@@ -61,6 +61,8 @@ pub(crate) struct BedConfig {
     pub(crate) on_the_way: u32,
     /// As [`Caps::tx_bound`], with which all of them get all the credit that there is.
     pub(crate) tx_bound: u32,
+    /// Whether each host has no more in the device and on the way than keep both busy; on a switch the second counts for all but the first.
+    pub(crate) adapts: [bool; 2],
     pub(crate) patience: Duration,
     pub(crate) lease: Duration,
     pub(crate) one_processor: bool,
@@ -103,6 +105,7 @@ impl Default for BedConfig {
             tx_in_flight: 192,
             on_the_way: 192,
             tx_bound: 0,
+            adapts: [false; 2],
             patience: Duration::from_secs(2),
             lease: Duration::from_secs(5),
             one_processor: false,
@@ -189,7 +192,10 @@ pub(crate) fn engine_on<P: Port>(
     if queues.landing.is_none() {
         endpoint.memory.landing_len = 0;
     }
-    let tx_in_flight = plan.in_flight(config.tx_in_flight);
+    let tx_in_flight = InFlight {
+        most: plan.in_flight(config.tx_in_flight),
+        adapts: config.adapts[host.min(1)],
+    };
     let parts =
         Parts::open(&mut port, plan, queues, config.landing_ring_len, tx_in_flight).expect("channels");
     let fixed = Fixed {
@@ -220,6 +226,7 @@ pub(crate) fn engine_on<P: Port>(
                 held: config.on_the_way,
                 most: config.on_the_way.saturating_mul(2),
             },
+            adapts: config.adapts[host.min(1)],
             ring_len: config.landing_ring_len,
             max_message_len: endpoint.receive.max_message_len,
             landing_len: endpoint.memory.landing_len,

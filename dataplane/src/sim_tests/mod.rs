@@ -11,6 +11,7 @@ mod beside;
 mod copies;
 mod crossing;
 mod delivery;
+mod depth;
 mod failures;
 mod fairness;
 mod flood;

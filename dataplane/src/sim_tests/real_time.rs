@@ -8,7 +8,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, TYPE_REALTIME, VERSION};
 
 use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
-use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, keep_full, received};
+use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, bed_that, keep_full, received};
 use crate::bounds::TRANSMIT_BURST;
 use crate::opening::Queues;
 use crate::scheduler::{Class, Flow, FlowError, FlowSpec, RateLimit, Scope, TxBatch};
@@ -155,8 +155,8 @@ fn p99(waits: &[u64]) -> u64 {
 }
 
 /// p99 of a flow's waits while nothing else is sent, then under eight backlogged sessions, and fragments that crossed beside it.
-fn waits(queues: [Queues; 2]) -> (u64, u64, u64) {
-    let (mut bed, peers) = bed(queues);
+fn waits(queues: [Queues; 2], adapts: bool) -> (u64, u64, u64) {
+    let (mut bed, peers) = bed_that(queues, adapts);
     bed.wire.set_delivery(Delivery::Manual);
     let log = watch(&bed);
     let spec = spec(&mut bed);
@@ -184,8 +184,13 @@ fn waits(queues: [Queues; 2]) -> (u64, u64, u64) {
 /// *House rule of the scheduler*: a flow at 5 % of the link keeps its p99 within two bursts of its idle one under eight bulk sessions.
 #[test]
 fn a_flow_waits_for_no_more_than_two_bursts_under_eight_sessions() {
-    for queues in [[TWO_QUEUES; 2], SHARED] {
-        let (idle, loaded, fragments) = waits(queues);
+    for (queues, adapts) in [
+        ([TWO_QUEUES; 2], false),
+        (SHARED, false),
+        ([TWO_QUEUES; 2], true),
+        (SHARED, true),
+    ] {
+        let (idle, loaded, fragments) = waits(queues, adapts);
         let most = idle + 2 * u64::from(TRANSMIT_BURST) * PACKET_NS;
         assert!(loaded <= most, "{loaded} ns, idle {idle} ns");
         // The sessions have most of the rest of the link; their receivers' answers cross it, too.

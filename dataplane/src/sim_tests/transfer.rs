@@ -289,6 +289,7 @@ fn run(case: &Case) {
         tx_in_flight: case.tx_in_flight,
         on_the_way: case.on_the_way,
         tx_bound: u32::from(case.seed & 1 == 1),
+        adapts: [case.seed & 6 == 2, case.seed & 12 == 8],
         ..BedConfig::default()
     });
     let options = ConnectOptions {

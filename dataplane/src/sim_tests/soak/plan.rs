@@ -213,6 +213,7 @@ impl Plan {
             seed,
             // By their own dice, as for the digests.
             in_order: !(seed / 12).is_multiple_of(3),
+            adapts: [seed % 7 == 3, seed % 5 == 3],
             ..BedConfig::default()
         };
         if zero_copy {
