@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
+use lm_dataplane::{Admission, Delivery, Depth, Integrity, ModeRequest};
 use lm_measure::rate::BitRate;
 use serde::{Deserialize, Serialize};
 
@@ -249,6 +249,19 @@ pub fn parse_admission(text: &str) -> Result<Admission, String> {
         "embedded" => Ok(Admission::Embedded),
         path if path.contains('/') => Ok(Admission::Daemon(path.into())),
         _ => Err("write auto, embedded, or the path of a socket with a / in it".to_owned()),
+    }
+}
+
+/// Reads how many packets are in the device and on the way at once.
+///
+/// # Errors
+/// A word that is no such thing.
+pub fn parse_depth(text: &str) -> Result<Depth, String> {
+    match (text, text.parse()) {
+        ("full", _) => Ok(Depth::Full),
+        ("auto", _) => Ok(Depth::Auto),
+        (_, Ok(most)) => Ok(Depth::AtMost(most)),
+        _ => Err("write full, auto, or a number of packets".to_owned()),
     }
 }
 

@@ -16,13 +16,28 @@ pub struct Ends {
     transport: String,
     size: u64,
     mode: &'static str,
-    warm_up: f64,
+    does: Does,
     /// Of the near and of the far end.
     seconds: [f64; 2],
     options: [String; 2],
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Does {
+    Stream { warm_up: f64 },
+    RoundTripsBeside { count: u32 },
+}
+
 impl Ends {
+    /// So many round trips of 64 bytes beside a stream of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
+    /// than so many seconds.
+    pub fn round_trips_beside(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
+        Ends {
+            does: Does::RoundTripsBeside { count },
+            ..Ends::stream(transport, size, [0.0, seconds])
+        }
+    }
+
     /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first one. `transport` is one of
     /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
     pub fn stream(transport: &str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
@@ -30,7 +45,7 @@ impl Ends {
             transport: transport.to_owned(),
             size,
             mode: "auto",
-            warm_up,
+            does: Does::Stream { warm_up },
             seconds: [seconds; 2],
             options: [String::new(), String::new()],
         }
@@ -68,9 +83,15 @@ impl Ends {
     }
 
     fn words(&self, side: &str, at: usize) -> Vec<String> {
-        let stream =
-            json!({"warm_up": self.warm_up, "seconds": self.seconds[at], "rate": null, "spare": false});
-        let task = json!({ "stream": stream });
+        let seconds = self.seconds[at];
+        let task = match self.does {
+            Does::Stream { warm_up } => {
+                json!({"stream": {"warm_up": warm_up, "seconds": seconds, "rate": null, "spare": false}})
+            }
+            Does::RoundTripsBeside { count } => {
+                json!({"round-trips-under-load": {"count": count, "seconds": seconds}})
+            }
+        };
         let mut words = end(side, &spec(&self.transport, task, self.size, PORT, self.mode));
         words.extend(self.options[at].split_whitespace().map(str::to_owned));
         words

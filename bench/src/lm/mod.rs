@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use lm_dataplane::{
-    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig,
+    Admission, AdmissionConfig, ConnectOptions, Depth, Endpoint, EndpointConfig, IdleStrategy, LinkConfig,
     MemoryConfig, PeerId, ReceiveConfig, Session,
 };
 
@@ -45,6 +45,9 @@ pub struct EndpointArgs {
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
     pub mtu: Option<u16>,
+    /// Packets in the device and on the way at once: full, auto, or a number
+    #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
+    pub depth: Depth,
     /// Take IP fragments in zero-copy mode, too: of their sender's traffic, what cards hash by addresses alone is lost then
     #[arg(long)]
     pub exclusive: bool,
@@ -85,6 +88,7 @@ impl EndpointArgs {
             link: LinkConfig {
                 mode: self.mode.into(),
                 mtu: self.mtu,
+                depth: self.depth,
                 ..LinkConfig::default()
             },
             receive: ReceiveConfig {

@@ -14,6 +14,7 @@ mod frozen;
 mod instructions;
 mod memory;
 mod pipeline;
+mod queue;
 mod recipes;
 mod rt;
 mod share;
@@ -112,6 +113,8 @@ pub enum Unit {
     Microseconds,
     /// The same for more of it.
     Milliseconds,
+    /// A number of them.
+    Packets,
     /// A part.
     Percent,
 }
@@ -125,6 +128,7 @@ impl Unit {
             Unit::FramesPerSecond => "frames/s",
             Unit::Microseconds => "µs",
             Unit::Milliseconds => "ms",
+            Unit::Packets => "packets",
             Unit::Percent => "%",
         }
     }

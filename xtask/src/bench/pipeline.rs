@@ -15,12 +15,13 @@ use serde_json::{Value, json};
 
 use super::Unit::Milliseconds;
 use super::frozen::{self, BEFORE_PIPELINE};
-use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target};
+use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, queue};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
 use crate::machine::two_cores;
 use crate::workspace::root;
 
-/// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it.
+/// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
+/// and what stands in the device and on the way of that port (--only queue).
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
 /// port by the program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.
@@ -51,8 +52,10 @@ const LIMIT: Duration = Duration::from_secs(40);
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    // Before a round's time counts.
-    coarse()?;
+    if (arguments.rounds.only.as_deref()).is_none_or(|only| WIRE_BOUND.contains(only)) {
+        // Before a round's time counts.
+        coarse()?;
+    }
     arguments.rounds.measure("pipeline", comparisons(), |_| ())
 }
 
@@ -65,6 +68,7 @@ fn coarse() -> Result<PathBuf> {
 }
 
 const FINE: &str = "all at once";
+const WIRE_BOUND: &str = "wire_bound";
 const COARSE: &str = "one after the other";
 const ASKED: &str = "one after the other, less 85 % of what there is to gain";
 
@@ -86,7 +90,7 @@ pub(super) fn comparisons() -> Vec<Comparison> {
     let timetable = format!("--pace {PACE}");
     let timetable_too = timetable.clone();
     let wire_bound = Comparison {
-        key: "wire_bound",
+        key: WIRE_BOUND,
         title: "64 MiB over 500 Mbit/s, first byte produced to last byte consumed",
         unit: Milliseconds,
         contenders: vec![
@@ -135,7 +139,9 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         columns: PARTS,
         most_rounds: None,
     };
-    vec![wire_bound, core_bound]
+    let mut all = vec![wire_bound, core_bound];
+    all.extend(queue::comparisons());
+    all
 }
 
 /// What may be left of the time of one after the other, where producing and sending share a core, and landing and consuming another.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
+use lm_dataplane::Endpoint;
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
@@ -45,6 +46,9 @@ pub struct Outcome {
     /// LM: payload bytes that user space copied since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) user_copied_bytes: Option<u64>,
+    /// LM: packets that were put on transmit queues since the start, and wake-ups for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) handed_over: Option<HandedOver>,
     /// TCP: congestion control in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
@@ -69,6 +73,23 @@ impl Outcome {
             messages: histogram.count(),
             round_trips: histogram.counts().collect(),
             ..Outcome::default()
+        }
+    }
+}
+
+/// Packets that were put on transmit queues, and how often a device was woken for some.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct HandedOver {
+    packets: u64,
+    wakeups: u64,
+}
+
+impl HandedOver {
+    pub(super) fn by(endpoint: &Endpoint) -> HandedOver {
+        let counters = endpoint.counters();
+        HandedOver {
+            packets: counters.packets_sent,
+            wakeups: counters.wakeups,
         }
     }
 }

@@ -8,6 +8,7 @@ use lm_dataplane::{
     SendError,
 };
 
+use super::drive::HandedOver;
 use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
 use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
@@ -34,6 +35,7 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         idle,
         window: EndpointConfig::default().receive.window_fragments,
         mtu: None,
+        depth: args.depth,
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
     };
@@ -188,6 +190,7 @@ impl End for Lm {
         };
         outcome.mode = Some(mode.to_owned());
         outcome.integrity = Some(self.integrity);
+        outcome.handed_over = Some(HandedOver::by(&self.endpoint));
         outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
         for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
             sender.address = self.endpoint.peer(peer).address();

@@ -23,6 +23,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
+use lm_dataplane::Depth;
 use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
@@ -148,6 +149,9 @@ pub struct EndArgs {
     /// LM, far: senders to wait for; time counts once each has sent a message
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: u32,
+    /// LM: packets in the device and on the way at once: full, auto, or a number
+    #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
+    depth: Depth,
     /// TCP, near: congestion control [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -282,10 +286,10 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             }
         }
         Task::RoundTripsUnderLoad { count, seconds } => match (spec.transport, args.side) {
-            (Transport::Lm | Transport::LmNoIntegrity, Side::Near) => {
+            (Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping, Side::Near) => {
                 under_load::lm_ask(args, &spec, count, seconds)?
             }
-            (Transport::Lm | Transport::LmNoIntegrity, Side::Far) => {
+            (Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping, Side::Far) => {
                 under_load::lm_answer(args, &spec, ready)?
             }
             (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,

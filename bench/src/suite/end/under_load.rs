@@ -2,7 +2,7 @@
 //! else is to be done.
 //!
 //! Near: whenever there is no round trip under way, begin one; hand over a long message if there is room; look for the answer. Far: take
-//! what comes, answer what is short. Both spin. UDP has a socket for each of the two.
+//! what comes, answer what is short. Both spin, or sleep where they are told to. UDP has a socket for each of the two.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendRegion};
 
-use super::drive::Outcome;
+use super::drive::{HandedOver, Outcome};
 use super::lm::{failed, try_loan};
 use super::udp::MAX_DATAGRAM;
-use super::{EndArgs, Spec, cut_number, read_number, write_number};
+use super::{EndArgs, Spec, Transport, cut_number, read_number, write_number};
 use crate::cli::{Failure, chain};
 use crate::histogram::LatencyHistogram;
 use crate::lm::connect;
@@ -26,6 +26,8 @@ const END: u64 = u64::MAX;
 const LONG_LEAST: u64 = 16;
 /// A UDP round trip without an answer for so long is begun again; its time goes on.
 const AGAIN: Duration = Duration::from_millis(20);
+/// Longest sleep.
+const STEP: Duration = Duration::from_millis(1);
 /// A far end hears nothing for so long: the near one has gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -37,6 +39,8 @@ struct Asking {
     warm_up: u64,
     count: u64,
     until: Instant,
+    /// Whether it sleeps when there is nothing to do.
+    sleeps: bool,
 }
 
 impl Asking {
@@ -48,6 +52,7 @@ impl Asking {
             warm_up: count / 10,
             count,
             until: Instant::now() + Duration::from_secs_f64(seconds),
+            sleeps: false,
         }
     }
 
@@ -125,9 +130,14 @@ pub(super) fn lm_ask(args: &EndArgs, spec: &Spec, count: u64, seconds: f64) -> R
         &mut endpoint,
         peer,
         spec.size as usize,
-        Asking::new(count, seconds),
+        Asking {
+            sleeps: spec.transport == Transport::LmSleeping,
+            ..Asking::new(count, seconds)
+        },
     );
-    asked.map_err(|error| Failure::new(chain(&error)))
+    let mut outcome = asked.map_err(|error| Failure::new(chain(&error)))?;
+    outcome.handed_over = Some(HandedOver::by(&endpoint));
+    Ok(outcome)
 }
 
 fn lm_ask_on(endpoint: &mut Endpoint, peer: PeerId, len: usize, mut asking: Asking) -> io::Result<Outcome> {
@@ -156,7 +166,9 @@ fn lm_ask_on(endpoint: &mut Endpoint, peer: PeerId, len: usize, mut asking: Aski
                 reason => return Err(failed(&reason)),
             }
         }
-        endpoint.poll();
+        if endpoint.poll() == 0 && asking.sleeps {
+            endpoint.wait(STEP);
+        }
         loop {
             match endpoint.try_recv() {
                 Ok(Some(message)) => asking.answered(read_number(&message)),
