@@ -2,7 +2,7 @@
 //!
 //! A stream of 1 MiB messages goes through a port of 500 Mbit/s whose buffer holds all that LM ever has on the way. Round trips of 64 bytes
 //! beside it wait behind what stands there. The same stream alone says what a wake-up (a doorbell) hands over, there and where nothing is slow.
-//! Each is measured with every size of the lower level; what it has without a bound is today's.
+//! `full` is what it has without a bound; the same with every size of the lower level says what each of the three costs.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The first is what is asked about.
 const AUTO: &str = "auto";
 const FULL: &str = "full";
-const SIZES: [&str; 6] = ["32", "64", "128", "192", "384", "768"];
+const SIZES: [&str; 8] = [FULL, "32", "64", "128", "192", "384", "768", AUTO];
 
 /// What is asked: a small message's delay of that without a bound, what the stream keeps, and packets for each doorbell.
 const DELAY_MOST: f64 = 0.25;
@@ -47,55 +47,113 @@ const PACKETS_LEAST: f64 = 30.0;
 
 /// All of it.
 pub(super) fn comparisons() -> Vec<Comparison> {
-    let contenders = |port: Option<Port>, measure: fn(&Bed, &Programs, &str) -> Result<Sample>| {
-        let contender = |depth: &'static str| Contender {
-            name: depth,
-            bed: BedConfig {
-                senders: port.map(|_| 1),
-                port,
-                ..BedConfig::default()
-            },
-            measure: Box::new(move |bed: &Bed, programs: &Programs| measure(bed, programs, depth)),
-        };
-        [AUTO, FULL].into_iter().chain(SIZES).map(contender).collect()
-    };
     let handed_over = Target::ReportAtLeast(
         "packets a doorbell",
         |report| report["packets"].as_f64(),
         PACKETS_LEAST,
     );
     let kept = Target::RatioAtLeast(FULL, STREAM_LEAST);
-    vec![
+    let judged = [
         Comparison {
-            key: "queue_beside",
-            title: "64 B beside a stream over 500 Mbit/s, round trip p99",
-            unit: Microseconds,
-            contenders: contenders(Some(PORT), beside),
+            contenders: contenders(Some(PORT), beside, &[AUTO, FULL]),
             targets: vec![Target::RatioAtMost(FULL, DELAY_MOST)],
             columns: BESIDE,
-            most_rounds: None,
+            ..blank(
+                "queue_beside",
+                "64 B beside a stream over 500 Mbit/s, round trip p99",
+                Microseconds,
+            )
         },
         Comparison {
-            key: "queue_port",
-            title: "a stream alone over 500 Mbit/s",
-            unit: GbitPerSecond,
-            contenders: contenders(Some(PORT), stream),
+            contenders: contenders(Some(PORT), stream, &[AUTO, FULL]),
             targets: vec![kept, handed_over],
-            columns: PORT_COLUMNS,
-            most_rounds: None,
+            columns: ALONE,
+            ..blank("queue_port", "a stream alone over 500 Mbit/s", GbitPerSecond)
         },
         Comparison {
-            key: "queue_veth",
-            title: "a stream alone over veth",
-            unit: GbitPerSecond,
-            contenders: contenders(None, stream),
+            contenders: contenders(None, stream, &[AUTO, FULL]),
             targets: vec![kept, handed_over],
-            columns: VETH_COLUMNS,
-            most_rounds: None,
+            columns: ALONE_VETH,
+            ..blank("queue_veth", "a stream alone over veth", GbitPerSecond)
         },
-    ]
+    ];
+    let swept = [
+        Comparison {
+            contenders: contenders(Some(PORT), beside, &SIZES),
+            columns: SIZES_BESIDE,
+            ..blank(
+                "queue_sizes_beside",
+                "64 B beside a stream over 500 Mbit/s by size, p99",
+                Microseconds,
+            )
+        },
+        Comparison {
+            contenders: contenders(Some(PORT), stream, &SIZES),
+            columns: SIZES_PORT,
+            ..blank(
+                "queue_sizes_port",
+                "a stream alone over 500 Mbit/s, by size",
+                GbitPerSecond,
+            )
+        },
+        Comparison {
+            contenders: contenders(None, stream, &SIZES),
+            columns: SIZES_VETH,
+            ..blank(
+                "queue_sizes_veth",
+                "a stream alone over veth, by size",
+                GbitPerSecond,
+            )
+        },
+    ];
+    judged.into_iter().chain(swept).collect()
 }
 
+/// Of which nothing is asked, and nobody is compared.
+fn blank(key: &'static str, title: &'static str, unit: super::Unit) -> Comparison {
+    Comparison {
+        key,
+        title,
+        unit,
+        contenders: Vec::new(),
+        targets: Vec::new(),
+        columns: &[],
+        most_rounds: None,
+    }
+}
+
+type Measured = fn(&Bed, &Programs, &str) -> Result<Sample>;
+
+fn contenders(port: Option<Port>, measure: Measured, depths: &[&'static str]) -> Vec<Contender> {
+    let contender = |&depth: &&'static str| Contender {
+        name: depth,
+        bed: BedConfig {
+            senders: port.map(|_| 1),
+            port,
+            ..BedConfig::default()
+        },
+        measure: Box::new(move |bed: &Bed, programs: &Programs| measure(bed, programs, depth)),
+    };
+    depths.iter().map(contender).collect()
+}
+
+const SIZES_BESIDE: &[Column] = &[Column::new("/stream_mbit", "that stream, by size", MbitPerSecond)];
+const SIZES_PORT: &[Column] = &[Column::new(
+    "/packets",
+    "packets a doorbell by size, over 500 Mbit/s",
+    Packets,
+)];
+const SIZES_VETH: &[Column] = &[Column::new(
+    "/packets",
+    "packets a doorbell by size, over veth",
+    Packets,
+)];
+const ALONE: &[Column] = &[Column::new(
+    "/packets",
+    "packets a doorbell, over 500 Mbit/s",
+    Packets,
+)];
+const ALONE_VETH: &[Column] = &[Column::new("/packets", "packets a doorbell, over veth", Packets)];
 const BESIDE: &[Column] = &[
     Column::new(
         "/p50_us",
@@ -107,13 +165,6 @@ const BESIDE: &[Column] = &[
         ..Column::new("/stream_mbit", "the stream beside 64 B", MbitPerSecond)
     },
 ];
-
-const PORT_COLUMNS: &[Column] = &[Column::new(
-    "/packets",
-    "packets a doorbell, over 500 Mbit/s",
-    Packets,
-)];
-const VETH_COLUMNS: &[Column] = &[Column::new("/packets", "packets a doorbell, over veth", Packets)];
 
 /// Both ends with such a lower level.
 fn bounded(ends: Ends, depth: &str) -> Ends {
@@ -196,6 +247,7 @@ mod tests {
 
     #[test]
     fn sizes_are_what_the_ends_take() {
-        assert!(SIZES.iter().all(|size| size.parse::<NonZeroU32>().is_ok()));
+        let is_known = |size: &&str| [AUTO, FULL].contains(size) || size.parse::<NonZeroU32>().is_ok();
+        assert!(SIZES.iter().all(is_known));
     }
 }
