@@ -25,8 +25,6 @@ pub enum Idle {
     Spin,
     /// The endpoint's default: spin, then yield, then sleep.
     Default,
-    /// Sleep at once: the kernel's own work has the cores.
-    Sleep,
 }
 
 /// Options of an endpoint.
@@ -86,11 +84,6 @@ impl EndpointArgs {
             idle: match self.idle {
                 Idle::Spin => IdleStrategy::SPIN,
                 Idle::Default => IdleStrategy::default(),
-                Idle::Sleep => IdleStrategy {
-                    spin: Duration::ZERO,
-                    yields: 0,
-                    ..IdleStrategy::default()
-                },
             },
             link: LinkConfig {
                 mode: self.mode.into(),

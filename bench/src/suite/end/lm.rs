@@ -25,9 +25,8 @@ pub(super) fn in_flight(message_len: u64) -> u32 {
 
 /// Opens an endpoint for `messages` of `len` bytes at a time; its card has its link again.
 pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> Result<Endpoint, Failure> {
-    let idle = match (spec.transport, spec.task) {
-        (Transport::LmSleeping, Task::RoundTripsUnderLoad { .. }) => Idle::Sleep,
-        (Transport::LmSleeping, _) => Idle::Default,
+    let idle = match spec.transport {
+        Transport::LmSleeping => Idle::Default,
         _ => Idle::Spin,
     };
     let options = EndpointArgs {
