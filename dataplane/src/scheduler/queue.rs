@@ -12,9 +12,8 @@ use crate::ring::Descriptor;
 /// Descriptors of a shared queue that each class leaves to those before it.
 const KEPT: u32 = 16;
 
-/// Descriptors of bulk that a device has at least, where it has no more than it needs: what one wake-up hands over; and so many where real time
-/// leaves on the same queue.
-const DEPTH_LEAST: u32 = TRANSMIT_BURST;
+/// Descriptors of bulk that a device has at least, where it has no more than it needs and real time leaves on the same queue; elsewhere as many as
+/// one wake-up hands over.
 const DEPTH_LEAST_BESIDE_FLOWS: u32 = 2;
 
 /// Whose fragments come first in the next round: a session whose turn is not over.
@@ -58,7 +57,7 @@ impl<T: TxQueue> Transmit<T> {
             queue,
             tx,
             limits: [most; CLASSES],
-            depth: in_flight.adapts.then(|| DeviceDepth::new(DEPTH_LEAST, most)),
+            depth: in_flight.adapts.then(|| DeviceDepth::new(TRANSMIT_BURST, most)),
             reap_from: most / 2,
             in_flight: 0,
             written: 0,
@@ -80,7 +79,7 @@ impl<T: TxQueue> Transmit<T> {
     pub(super) fn unshare(&mut self) {
         let most = self.limits[0];
         self.limits = [most; CLASSES];
-        self.bound_depth(DEPTH_LEAST, most);
+        self.bound_depth(TRANSMIT_BURST, most);
         self.reap_from = most / 2;
     }
 
@@ -100,7 +99,7 @@ impl<T: TxQueue> Transmit<T> {
         };
         self.limits = [most, most - kept, small, bulk];
         let least = match descriptors {
-            0 => DEPTH_LEAST,
+            0 => TRANSMIT_BURST,
             _ => DEPTH_LEAST_BESIDE_FLOWS,
         };
         self.bound_depth(least, bulk);
