@@ -1,0 +1,349 @@
+//! Packets that cannot be true.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use lm_examples::{Dice, noise};
+use lm_protocol::smoother::Parameters;
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{
+    Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer,
+};
+use lm_realtime::RtSocket;
+use lm_sim::Semantics;
+
+use crate::{Bed, PORT, exact, options, with_blocks};
+
+/// Packets that cannot be true are counted, and change nothing.
+#[test]
+fn hostile_packets_and_reports_change_nothing() {
+    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
+    let mut bed = Bed::new(Semantics::Copy, 6, &exact(), Some(link));
+    bed.calm();
+    bed.sockets[0].send(b"one", options(0, 0)).expect("polled");
+    bed.rounds(2000);
+    assert_eq!(bed.sockets[0].statistics().reported_whole, 1);
+    let rate = bed.real_time[0].credits_per_second();
+    assert!(rate.is_some());
+    let mut dice = Dice(6);
+    let mut words = || [dice.roll() as u32, dice.roll() as u32, dice.roll() as u32];
+    // Of no flow, and of as many losses as there can be.
+    let report = RtReport {
+        newest: 0,
+        whole: 0,
+        late: 0,
+        lost: 1,
+        delay_max: Duration::from_secs(1),
+        interval: Duration::ZERO,
+        port: PORT,
+        sent_at: Time::ZERO,
+        held: Duration::ZERO,
+    };
+    for number in 0..200u64 {
+        let (packet_type, key, words, payload) = match number % 4 {
+            0 => (
+                TYPE_RT_REPORT,
+                number,
+                report.write().0,
+                report.write().1.to_vec(),
+            ),
+            1 => (TYPE_RT_REPORT, number, words(), noise(number, number as usize)),
+            2 => (TYPE_REALTIME, number, words(), noise(number, number as usize)),
+            _ => (TYPE_REALTIME, number, [0, 1, 0], vec![0xff; 24]),
+        };
+        let to = usize::from(packet_type == TYPE_REALTIME);
+        inject_typed(&bed, to, (packet_type, key, words), &payload);
+        bed.round();
+    }
+    let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
+    assert_eq!(
+        (
+            sender.reported_whole,
+            sender.reported_lost,
+            sender.refused_reports
+        ),
+        (1, 0, 100)
+    );
+    assert_eq!(
+        (receiver.whole, receiver.lost, receiver.refused_packets),
+        (1, 0, 100)
+    );
+    assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
+}
+
+/// A packet of an extension's type for host `to`, from the other one.
+fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32; 3]), payload: &[u8]) {
+    let header = LmHeader::Extension {
+        packet_type,
+        key,
+        words,
+    };
+    let trailer = Trailer::new(&header, payload, lm_examples::HOSTS[1 - to]);
+    let head = header.encode(payload.len() as u16);
+    inject(bed, to, &[&head[..], payload, trailer.as_bytes()].concat());
+}
+
+/// A packet for host `to`, from the other one.
+fn inject(bed: &Bed, to: usize, bytes: &[u8]) {
+    let [a, b] = [1 - to, to].map(|host| lm_examples::HOSTS[host]);
+    let mut packet = Vec::new();
+    for host in [b, a] {
+        packet.extend([2, 0]);
+        packet.extend(host.ip().octets());
+    }
+    let udp_len = 8 + bytes.len() as u16;
+    packet.extend([8, 0, 0x45, 0]);
+    packet.extend((20 + udp_len).to_be_bytes());
+    packet.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    packet.extend(a.ip().octets());
+    packet.extend(b.ip().octets());
+    let sum: u32 = packet[14..34]
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|pair| u32::from(u16::from_be_bytes(*pair)))
+        .sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    packet[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    for port in [a.port(), b.port(), udp_len, 0] {
+        packet.extend(port.to_be_bytes());
+    }
+    packet.extend(bytes);
+    bed.world.wire.inject(to, 0, &packet);
+}
+
+/// Fragment `index` of a message that is cut into pieces of `stride` bytes.
+pub(crate) fn inject_fragment(bed: &Bed, number: u32, message: &[u8], stride: usize, index: usize) {
+    let at = index * stride;
+    let packet = RealTimePacket {
+        message: number,
+        index: index as u16,
+        count: message.len().div_ceil(stride) as u16,
+        deadline: None,
+        sent_at: bed.world.now(),
+        message_len: message.len() as u32,
+        offset: at as u32,
+        port: PORT,
+        priority: 0,
+        clock: Clock::Host,
+        payload: &message[at..message.len().min(at + stride)],
+    };
+    inject_packet(bed, &packet);
+}
+
+fn inject_packet(bed: &Bed, packet: &RealTimePacket<'_>) {
+    let payload = [packet.payload, &packet.tail()].concat();
+    inject_typed(bed, 1, (TYPE_REALTIME, 7, packet.words()), &payload);
+}
+
+/// Counts, lengths and numbers at their limits, and fragments that contradict others of their message: each is counted once, and the flow's
+/// own messages come all the same.
+#[test]
+fn hostile_fragments_change_nothing() {
+    let mut bed = Bed::new(Semantics::Copy, 11, &with_blocks(), None);
+    bed.calm();
+    let piece = [0x66; 100];
+    let base = RealTimePacket {
+        message: 0,
+        index: 0,
+        count: 3,
+        deadline: None,
+        sent_at: Time::ZERO,
+        message_len: 300,
+        offset: 0,
+        port: PORT,
+        priority: 0,
+        clock: Clock::Host,
+        payload: &piece,
+    };
+    let (most, empty): (u32, &[u8]) = (65_436, &[]);
+    let refused = [
+        RealTimePacket {
+            count: u16::MAX,
+            ..base
+        },
+        RealTimePacket {
+            count: u16::MAX,
+            index: u16::MAX - 1,
+            message_len: u32::MAX,
+            offset: u32::MAX - 100,
+            ..base
+        },
+        RealTimePacket {
+            count: 300,
+            message_len: 30_000,
+            ..base
+        },
+        RealTimePacket { index: 3, ..base },
+        RealTimePacket { index: 1, ..base },
+        RealTimePacket {
+            index: 1,
+            offset: 99,
+            ..base
+        },
+        RealTimePacket {
+            index: 2,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            index: 2,
+            offset: u32::MAX,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 200,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 301,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 0,
+            ..base
+        },
+        RealTimePacket {
+            message_len: u32::MAX,
+            ..base
+        },
+        RealTimePacket {
+            payload: empty,
+            ..base
+        },
+        RealTimePacket { count: 1, ..base },
+        RealTimePacket { count: 0, ..base },
+        RealTimePacket { priority: 8, ..base },
+        RealTimePacket {
+            port: PORT + 1,
+            ..base
+        },
+    ];
+    for packet in &refused {
+        inject_packet(&bed, packet);
+        bed.round();
+    }
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!(statistics.refused_packets, refused.len() as u64, "{statistics:?}");
+    // It fits no block.
+    let longest = RealTimePacket {
+        count: 48,
+        message_len: most + 1,
+        payload: &[1; 1364],
+        ..base
+    };
+    inject_packet(&bed, &longest);
+    bed.round();
+    assert_eq!(bed.sockets[1].statistics().no_block, 1);
+    // One message begins; others say that they are of it.
+    inject_packet(&bed, &base);
+    let others = [
+        RealTimePacket {
+            count: 4,
+            message_len: 400,
+            index: 1,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            message_len: 299,
+            index: 1,
+            offset: 100,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 101,
+            payload: &[1; 101],
+            message_len: 300,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            sent_at: Time::from_nanos(1),
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            deadline: Some(Duration::from_micros(1)),
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            priority: 1,
+            ..base
+        },
+        RealTimePacket {
+            index: 1,
+            offset: 100,
+            clock: Clock::Tai,
+            ..base
+        },
+    ];
+    for packet in &others {
+        inject_packet(&bed, packet);
+    }
+    for index in [1, 2] {
+        inject_packet(
+            &bed,
+            &RealTimePacket {
+                index,
+                offset: 100 * u32::from(index),
+                ..base
+            },
+        );
+    }
+    bed.rounds(2);
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!(statistics.refused_packets, (refused.len() + others.len()) as u64);
+    assert_eq!(bed.sockets[1].recv().expect("it is whole")[..], [0x66; 300]);
+    // Whatever else is said, blocks come back, and the sender's own messages come.
+    let mut dice = Dice(11);
+    for number in 0..4000 {
+        let count = 2 + dice.roll() as u16 % 60;
+        let stride = 1 + dice.roll() as u32 % 1390;
+        let index = dice.roll() as u16 % count;
+        inject_packet(
+            &bed,
+            &RealTimePacket {
+                message: (dice.roll() as u32) << (dice.roll() % 32),
+                index,
+                count,
+                message_len: u32::from(count - 1) * stride + 1 + dice.roll() as u32 % stride,
+                offset: u32::from(index) * stride,
+                payload: &noise(number, stride as usize),
+                deadline: dice.one_in(2).then(|| Duration::from_micros(u64::from(u32::MAX))),
+                ..base
+            },
+        );
+        bed.round();
+        while bed.sockets[1].recv().is_some() {}
+    }
+    bed.rounds(5100);
+    let own = noise(12, most as usize);
+    bed.sockets[0].send(&own, options(0, 0)).expect("polled");
+    bed.rounds(30);
+    assert!(bed.sockets[1].recv().expect("there is a block again")[..] == own);
+    let all = with_blocks().blocks.of_1 as usize;
+    let held: Vec<_> = (0..all)
+        .map(|number| {
+            bed.sockets[0]
+                .send(&noise(number as u64, 3000), options(0, 0))
+                .expect("polled");
+            bed.rounds(10);
+            bed.sockets[1].recv().expect("each has a block")
+        })
+        .collect();
+    // The application keeps all of them.
+    bed.sockets[0].send(&[1; 3000], options(0, 0)).expect("polled");
+    bed.rounds(10);
+    assert!(bed.sockets[1].recv().is_none() && bed.sockets[1].statistics().no_block > 1);
+    assert!(
+        held.iter()
+            .zip(0..)
+            .all(|(message, number)| message[..] == noise(number, 3000))
+    );
+}

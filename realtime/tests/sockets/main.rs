@@ -1,0 +1,104 @@
+//! Real-time sockets on two endpoints and a simulated wire.
+
+mod fragments;
+mod hostile;
+mod lent;
+mod one_packet;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lm_dataplane::{ConnectOptions, PeerId};
+use lm_examples::{World, small};
+use lm_protocol::smoother::Parameters;
+use lm_protocol::time::Time;
+use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig};
+use lm_sim::{Impairments, Semantics};
+
+const PORT: u16 = 5000;
+
+/// A world with real time at both ends, whose clock is the wire's.
+struct Bed {
+    world: World,
+    clock: Arc<AtomicU64>,
+    real_time: [RealTime; 2],
+    sockets: [RtSocket; 2],
+    peer: PeerId,
+}
+
+impl Bed {
+    fn new(semantics: Semantics, seed: u64, config: &SocketConfig, link: Option<Parameters>) -> Bed {
+        let mut world = World::new(semantics, seed, &small());
+        let peer = world.connect(0, &ConnectOptions::default());
+        let clock = Arc::new(AtomicU64::new(world.now().as_nanos()));
+        let real_time = world.ends.each_mut().map(|end| {
+            let clock = Arc::clone(&clock);
+            let now = move || Time::from_nanos(clock.load(Ordering::Relaxed));
+            RealTime::new(end, link, now).expect("no other handler")
+        });
+        let mut sockets = real_time
+            .each_ref()
+            .map(|real_time| real_time.socket(PORT, config).expect("free"));
+        sockets[0]
+            .connect(&mut world.ends[0], peer, PORT)
+            .expect("frames");
+        Bed {
+            world,
+            clock,
+            real_time,
+            sockets,
+            peer,
+        }
+    }
+
+    fn calm(&self) {
+        for from in 0..2 {
+            self.world.wire.impair(from, Impairments::default());
+        }
+    }
+
+    fn round(&mut self) {
+        self.world.round();
+        self.clock.store(self.world.now().as_nanos(), Ordering::Relaxed);
+    }
+
+    fn rounds(&mut self, count: u32) {
+        for _ in 0..count {
+            self.round();
+        }
+    }
+
+    /// Lets time pass in which nobody polls.
+    fn pause(&mut self, time: Duration) {
+        self.clock.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+fn exact() -> SocketConfig {
+    SocketConfig {
+        same_host: true,
+        ..SocketConfig::default()
+    }
+}
+
+fn options(priority: u8, deadline_us: u64) -> SendOptions {
+    SendOptions {
+        priority,
+        deadline: (deadline_us > 0).then(|| Duration::from_micros(deadline_us)),
+    }
+}
+
+/// As `exact`, with blocks of every kind.
+fn with_blocks() -> SocketConfig {
+    let count = exact().keep as u32 + 2;
+    SocketConfig {
+        blocks: Blocks {
+            of_1: count,
+            of_4: count,
+            of_8: count,
+            of_16: count,
+        },
+        ..exact()
+    }
+}

@@ -1,0 +1,320 @@
+//! Messages of one packet.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use lm_dataplane::{Outcome, SendError as MessageError};
+use lm_examples::{ROUND_NS, noise, semantics};
+use lm_protocol::smoother::Parameters;
+use lm_protocol::time::Time;
+use lm_realtime::{OpenError, RealTime, RtSocket, SendError, SocketConfig};
+use lm_sim::{Impairments, Semantics};
+
+use crate::{Bed, PORT, exact, options};
+
+/// Every message that comes is compared; each that does not is counted, by its receiver and, from its reports, by its sender.
+#[test]
+fn messages_come_whole_or_are_counted_as_lost_beside_a_stream() {
+    for semantics in semantics() {
+        let mut lost = 0;
+        for seed in 0..50 {
+            let mut bed = Bed::new(semantics, seed, &exact(), None);
+            let sample = |number: u32| noise(seed << 32 | u64::from(number), 1 + number as usize * 37 % 1390);
+            let bulk = noise(seed, 50_000);
+            let (mut sent, mut got, mut numbers) = (0, 0, Vec::new());
+            for round in 0..4000 {
+                if round % 20 == 0 && sent < 100 {
+                    bed.sockets[0].send(&sample(sent), options(7, 0)).expect("polled");
+                    sent += 1;
+                }
+                match bed.world.ends[0].try_send_copy(bed.peer, &bulk, 0) {
+                    Ok(_) | Err(MessageError::WouldBlock) => {}
+                    Err(error) => panic!("seed {seed}: {error}"),
+                }
+                bed.round();
+                while let Some(message) = bed.sockets[1].recv() {
+                    let number = message.info().number;
+                    assert!(message[..] == sample(number), "seed {seed}: sample {number}");
+                    numbers.push(number);
+                }
+                while let Some(message) = bed.world.ends[1].try_recv().expect("reliable") {
+                    assert!(message[..] == bulk, "seed {seed}");
+                    got += 1;
+                }
+                while let Some(completion) = bed.world.ends[0].try_completion() {
+                    assert_eq!(completion.outcome, Outcome::Delivered, "seed {seed}");
+                }
+            }
+            assert!(got > 10, "seed {seed}: {got} messages of the stream");
+            assert!(numbers.is_sorted_by(|a, b| a < b), "seed {seed}");
+            let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
+            assert_eq!(sender.sent, 100, "seed {seed}: {sender:?}");
+            assert_eq!(receiver.whole, numbers.len() as u64, "seed {seed}");
+            let last = u64::from(*numbers.last().expect("most of them"));
+            // Those before the first and behind the last that came are not known of.
+            let first = u64::from(numbers[0]);
+            assert_eq!(
+                receiver.whole + receiver.lost,
+                last - first + 1,
+                "seed {seed}: {receiver:?}"
+            );
+            assert!(u64::from(sender.reported_whole) <= receiver.whole, "seed {seed}");
+            // The last report may be lost: thirteen messages leave between two.
+            assert!(sender.reported_whole > 70, "seed {seed}: {sender:?}");
+            assert_eq!(
+                (sender.refused_reports, receiver.refused_packets),
+                (0, 0),
+                "seed {seed}"
+            );
+            lost += receiver.lost;
+        }
+        assert!(
+            lost > 20,
+            "one of a hundred messages is lost, of five thousand: {lost}"
+        );
+    }
+}
+
+#[test]
+fn the_first_priority_leaves_first_and_what_is_late_does_not_leave() {
+    let mut bed = Bed::new(Semantics::Copy, 1, &exact(), None);
+    bed.calm();
+    for (priority, deadline_us) in [(0, 0), (3, 500), (3, 100_000), (7, 0), (3, 50_000)] {
+        bed.sockets[0]
+            .send(&[priority], options(priority, deadline_us))
+            .expect("polled");
+    }
+    bed.pause(Duration::from_millis(1));
+    bed.world.round();
+    bed.world.round();
+    let came: Vec<(u8, u32)> = std::iter::from_fn(|| bed.sockets[1].recv())
+        .map(|message| (message[0], message.info().number))
+        .collect();
+    assert_eq!(
+        came,
+        [(7, 0), (3, 1), (3, 2), (0, 3)],
+        "no number is missing for what did not leave"
+    );
+    let statistics = bed.sockets[0].statistics();
+    assert_eq!((statistics.sent, statistics.late_unsent), (4, 1));
+}
+
+#[test]
+fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
+    for drops_late in [true, false] {
+        let config = SocketConfig {
+            drops_late,
+            ..exact()
+        };
+        let mut bed = Bed::new(Semantics::Copy, 2, &config, None);
+        for from in 0..2 {
+            let slow = Impairments {
+                delay_ns: 1_000_000,
+                ..Impairments::default()
+            };
+            bed.world.wire.impair(from, slow);
+        }
+        bed.sockets[0].send(b"late", options(0, 900)).expect("polled");
+        bed.sockets[0].send(b"in time", options(0, 2000)).expect("polled");
+        bed.rounds(100);
+        let came: Vec<(Vec<u8>, bool)> = std::iter::from_fn(|| bed.sockets[1].recv())
+            .map(|message| (message.to_vec(), message.info().late))
+            .collect();
+        let in_time = (b"in time".to_vec(), false);
+        match drops_late {
+            true => assert_eq!(came, [in_time]),
+            false => assert_eq!(came, [(b"late".to_vec(), true), in_time]),
+        }
+        let statistics = bed.sockets[1].statistics();
+        assert_eq!((statistics.whole, statistics.late, statistics.lost), (2, 1, 0));
+    }
+}
+
+/// Without a clock in common a message is late by what it waited above the least.
+#[test]
+fn of_another_host_the_delay_above_the_least_counts() {
+    let mut bed = Bed::new(Semantics::Copy, 3, &SocketConfig::default(), None);
+    let slow = |delay_ns| Impairments {
+        delay_ns,
+        ..Impairments::default()
+    };
+    bed.world.wire.impair(0, slow(1_000_000));
+    bed.sockets[0].send(b"first", options(0, 500)).expect("polled");
+    bed.rounds(100);
+    bed.world.wire.impair(0, slow(2_000_000));
+    bed.sockets[0].send(b"second", options(0, 500)).expect("polled");
+    bed.rounds(200);
+    assert_eq!(
+        bed.sockets[1].recv().expect("it has the least delay")[..],
+        *b"first"
+    );
+    assert!(bed.sockets[1].recv().is_none());
+    assert_eq!(bed.sockets[1].statistics().late, 1);
+}
+
+#[test]
+fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
+    let config = SocketConfig { keep: 4, ..exact() };
+    let mut bed = Bed::new(Semantics::Copy, 4, &config, None);
+    bed.calm();
+    for number in 0..8 {
+        bed.sockets[0].send(&[number], options(0, 0)).expect("a buffer");
+    }
+    assert_eq!(
+        bed.sockets[0].send(&[8], options(0, 0)),
+        Err(SendError::NotPolled)
+    );
+    bed.rounds(3);
+    let statistics = bed.sockets[0].statistics();
+    assert_eq!((statistics.sent, statistics.superseded), (4, 4));
+    bed.sockets[0]
+        .send(&[8], options(0, 0))
+        .expect("buffers came back");
+    bed.rounds(3);
+    let came: Vec<u8> = std::iter::from_fn(|| bed.sockets[1].recv())
+        .map(|message| message[0])
+        .collect();
+    assert_eq!(came, [5, 6, 7, 8]);
+    assert_eq!(bed.sockets[1].statistics().superseded_here, 1);
+}
+
+#[test]
+fn bad_input_is_one_clear_error() {
+    let mut bed = Bed::new(Semantics::Copy, 5, &exact(), None);
+    let [real_time, _] = &bed.real_time;
+    assert!(matches!(
+        real_time.socket(PORT, &exact()),
+        Err(OpenError::Taken(PORT))
+    ));
+    let nothing = SocketConfig { frames: 0, ..exact() };
+    assert!(matches!(real_time.socket(1, &nothing), Err(OpenError::Empty)));
+    let many = SocketConfig {
+        frames: u32::MAX,
+        ..exact()
+    };
+    assert!(matches!(
+        real_time.socket(1, &many),
+        Err(OpenError::ManyFrames(4096))
+    ));
+    let mut other = real_time.socket(1, &exact()).expect("free");
+    assert_eq!(other.send(b"x", options(0, 0)), Err(SendError::NotConnected));
+    let most = bed.sockets[0].payload_max();
+    assert_eq!(
+        bed.sockets[0].send(&vec![0; most + 1], options(0, 0)),
+        Err(SendError::TooLong(most))
+    );
+    bed.calm();
+    bed.sockets[0]
+        .send(&vec![7; most], options(0, 0))
+        .expect("it fits");
+    bed.rounds(3);
+    assert_eq!(bed.sockets[1].recv().map(|message| message.len()), Some(most));
+    let again = RealTime::new(&mut bed.world.ends[0], None, || Time::ZERO);
+    assert!(matches!(again, Err(OpenError::Handler(_))));
+    // The number is free when its socket is gone.
+    drop(other);
+    bed.real_time[0].socket(1, &exact()).expect("free again");
+}
+
+/// Frames and descriptors of a socket are another's when it is closed, or connected anew.
+#[test]
+fn what_was_kept_for_a_socket_comes_back() {
+    let config = SocketConfig {
+        frames: 32,
+        ..exact()
+    };
+    let mut bed = Bed::new(Semantics::Copy, 9, &config, None);
+    bed.calm();
+    for number in 1..=200u16 {
+        let [end, _] = &mut bed.world.ends;
+        bed.sockets[0]
+            .connect(end, bed.peer, PORT)
+            .expect("the frames before came back");
+        let mut other = bed.real_time[0].socket(number, &config).expect("free");
+        other.connect(end, bed.peer, PORT).expect("frames");
+        bed.sockets[0]
+            .send(&number.to_be_bytes(), options(0, 0))
+            .expect("polled");
+        bed.rounds(3);
+        other.close(&mut bed.world.ends[0]);
+        bed.rounds(3);
+        assert_eq!(bed.sockets[1].recv().expect("it came")[..], number.to_be_bytes());
+    }
+}
+
+/// Everything that is not real-time waits for credits; real-time packets do not.
+#[test]
+fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
+    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
+    let mut bed = Bed::new(Semantics::Copy, 7, &exact(), Some(link));
+    bed.calm();
+    let bulk = noise(7, 50_000);
+    let mut longest = Duration::ZERO;
+    let mut got = 0;
+    let rounds = 1_000_000_000 / ROUND_NS;
+    for round in 0..rounds {
+        let _ = bed.world.ends[0].try_send_copy(bed.peer, &bulk, 0);
+        if round % 125 == 0 {
+            bed.sockets[0].send(&[1; 1000], options(7, 0)).expect("polled");
+        }
+        bed.round();
+        while let Some(message) = bed.sockets[1].recv() {
+            let info = message.info();
+            longest = longest.max(info.received_at.since(info.sent_at));
+        }
+        while let Some(message) = bed.world.ends[1].try_recv().expect("reliable") {
+            got += message.len() as u64;
+        }
+    }
+    assert!(longest <= 3 * Duration::from_nanos(ROUND_NS), "{longest:?}");
+    let credits = u64::from(bed.real_time[0].credits_per_second().expect("a smoother"));
+    // λ0 is 4000 a second, and rises by half a percent in each of a hundred refreshes at most.
+    assert!((4000..=6100).contains(&credits), "{credits}");
+    let packets = got / 1440;
+    assert!(
+        (2800..=6100).contains(&packets),
+        "{packets} packets of the stream in a second"
+    );
+}
+
+/// The socket's thread is not the endpoint's.
+#[test]
+fn a_thread_of_its_own_sends_and_receives() {
+    let mut bed = Bed::new(Semantics::Copy, 8, &exact(), None);
+    bed.calm();
+    let other = RealTime::socket(&bed.real_time[0], 1, &exact()).expect("free");
+    let mut socket = std::mem::replace(&mut bed.sockets[0], other);
+    let sender = std::thread::spawn(move || {
+        let mut sent = 0u32;
+        while sent < 1000 {
+            match socket.send(&sent.to_be_bytes(), options(1, 0)) {
+                Ok(()) => sent += 1,
+                Err(SendError::NotPolled) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        socket
+    });
+    let mut came = Vec::new();
+    while !sender.is_finished() {
+        bed.round();
+        came.extend(
+            std::iter::from_fn(|| bed.sockets[1].recv())
+                .map(|message| u32::from_be_bytes(message[..].try_into().expect("four bytes"))),
+        );
+    }
+    let socket = sender.join().expect("no panic");
+    bed.rounds(50);
+    came.extend(
+        std::iter::from_fn(|| bed.sockets[1].recv())
+            .map(|message| u32::from_be_bytes(message[..].try_into().expect("four bytes"))),
+    );
+    let (sent, receiver) = (socket.statistics(), bed.sockets[1].statistics());
+    assert!(came.is_sorted_by(|a, b| a < b));
+    assert_eq!(sent.sent + sent.superseded, 1000, "{sent:?}");
+    assert_eq!(
+        came.len() as u64 + receiver.superseded_here,
+        sent.sent,
+        "{receiver:?}"
+    );
+}
