@@ -40,6 +40,7 @@ struct lm_rt_config {
     const char *interface;         /* network interface, for example "eth1" */
     const char *allow;             /* who may send here: "10.0.0.0/8,192.0.2.7"; NULL: everybody */
     uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: none */
+    uint64_t period_ns;            /* in each such period a message is expected: ENODATA where one passes without; 0: none is */
     uint32_t keep;                 /* messages that wait to leave, and to be received: the oldest gives way */
     uint32_t frames;               /* packets that may be with the device */
     uint32_t blocks_of_1;          /* blocks for messages by pages, in each direction: keep + 2 of each kind at least, or none */
@@ -53,7 +54,7 @@ struct lm_rt_config {
 
 static inline struct lm_rt_config lm_rt_defaults(const char *interface)
 {
-    struct lm_rt_config config = {interface, NULL, 0, 16, 16, 18, 0, 0, 0, LM_RT_PORT, 0, 0};
+    struct lm_rt_config config = {interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, LM_RT_PORT, 0, 0};
     return config;
 }
 
@@ -80,6 +81,15 @@ struct lm_rt_info {
     uint32_t late;           /* not 0: it came behind its deadline */
 };
 
+/* How much half, 99 %, 99.9 % and all of so many values are at most: exact below 128, within 1.6 % above. */
+struct lm_rt_percentiles {
+    uint64_t count;
+    uint64_t p50;
+    uint64_t p99;
+    uint64_t p999;
+    uint64_t max;
+};
+
 /* What a socket has done so far. */
 struct lm_rt_stats {
     uint64_t sent;               /* messages that left */
@@ -90,6 +100,7 @@ struct lm_rt_stats {
     uint64_t received;           /* messages that came */
     uint64_t lost;               /* that did not, by the gaps in their numbers */
     uint64_t late;               /* that came behind their deadline */
+    uint64_t missed;             /* periods that passed without one */
     uint64_t overtaken;          /* packets that came twice, or behind a newer message */
     uint64_t no_block;           /* packets of messages for which there was no block */
     uint64_t superseded_here;    /* messages that gave way to newer ones before they were received */
@@ -97,6 +108,13 @@ struct lm_rt_stats {
     uint64_t refused_reports;    /* that cannot be true */
     uint64_t credits_per_second; /* packets of others that the smoother lets go; 0: there is none */
     uint64_t holds_kernel;       /* not 0: so it does with TCP and UDP of this host */
+    struct lm_rt_percentiles latency_ns;    /* from sending to receiving, where the socket has LM_RT_SAME_HOST */
+    struct lm_rt_percentiles jitter_ns;     /* by how much that differs from the message before */
+    struct lm_rt_percentiles delay_ns;      /* above the fastest of the last ten seconds */
+    struct lm_rt_percentiles late_ns;       /* behind the deadline, of those that came late */
+    struct lm_rt_percentiles missed_ns;     /* between two messages with a period without one between them */
+    struct lm_rt_percentiles superseded_ns; /* that messages had waited which gave way to newer ones before they left */
+    struct lm_rt_percentiles lost_in_a_row; /* messages, not nanoseconds */
 };
 
 /* What became of the last message in a buffer. */
@@ -121,7 +139,10 @@ ssize_t lm_rt_sendto(lm_rt *socket, const void *buffer, size_t len, const struct
 /* LM_RT_LOCKED, or what became of its message. */
 int lm_rt_unlocked(lm_rt *socket, const void *buffer);
 
-/* Waits so many nanoseconds for a message; 0: not at all; less: for ever. One that is longer than `len` stays: EMSGSIZE. */
+/*
+ * Waits so many nanoseconds for a message; 0: not at all; less: for ever. One that is longer than `len` stays: EMSGSIZE. ENODATA, once: a period
+ * of the socket's passed without one, or several.
+ */
 ssize_t lm_rt_recvfrom(lm_rt *socket, void *buffer, size_t len, int64_t timeout_ns, struct lm_rt_info *info);
 
 /* Readable when a packet may have come. Do nothing but wait for it. */

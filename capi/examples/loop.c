@@ -151,6 +151,10 @@ static void ask(const char *interface, const char *address, size_t count)
                 if (errno != ETIMEDOUT)
                     die("receive");
             } else if (came.number > 0) {
+                if (answered == 0) {
+                    puts("ready");
+                    fflush(stdout);
+                }
                 round_trips_ns[answered++] = now_ns() - came.sent_ns;
                 last = came.number;
             }

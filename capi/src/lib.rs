@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, Foreign, SendOutcome, SocketConfig, monotonic};
+use lm_realtime::{Blocks, Foreign, Histogram, Percentiles, SendOutcome, SocketConfig, monotonic};
 
 use crate::failure::{Failure, failure};
 use crate::socket::{Config, Received, Socket};
@@ -37,6 +37,7 @@ pub struct LmRtConfig {
     interface: *const c_char,
     allow: *const c_char,
     link_bits_per_second: u64,
+    period_ns: u64,
     keep: u32,
     frames: u32,
     blocks_of_1: u32,
@@ -72,6 +73,36 @@ pub struct LmRtInfo {
     late: u32,
 }
 
+/// `struct lm_rt_percentiles`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct LmRtPercentiles {
+    count: u64,
+    p50: u64,
+    p99: u64,
+    p999: u64,
+    max: u64,
+}
+
+impl From<&Histogram> for LmRtPercentiles {
+    fn from(histogram: &Histogram) -> LmRtPercentiles {
+        let Percentiles {
+            count,
+            p50,
+            p99,
+            p999,
+            max,
+        } = histogram.percentiles();
+        LmRtPercentiles {
+            count,
+            p50,
+            p99,
+            p999,
+            max,
+        }
+    }
+}
+
 /// `struct lm_rt_stats`.
 #[derive(Debug)]
 #[repr(C)]
@@ -84,6 +115,7 @@ pub struct LmRtStats {
     received: u64,
     lost: u64,
     late: u64,
+    missed: u64,
     overtaken: u64,
     no_block: u64,
     superseded_here: u64,
@@ -91,6 +123,13 @@ pub struct LmRtStats {
     refused_reports: u64,
     credits_per_second: u64,
     holds_kernel: u64,
+    latency_ns: LmRtPercentiles,
+    jitter_ns: LmRtPercentiles,
+    delay_ns: LmRtPercentiles,
+    late_ns: LmRtPercentiles,
+    missed_ns: LmRtPercentiles,
+    superseded_ns: LmRtPercentiles,
+    lost_in_a_row: LmRtPercentiles,
 }
 
 /// `lm_rt`: a handle, which is never looked behind.
@@ -197,6 +236,7 @@ unsafe fn config(of_c: &LmRtConfig) -> Result<Config, Failure> {
             },
             drops_late: of_c.flags & DELIVER_LATE == 0,
             same_host: of_c.flags & SAME_HOST != 0,
+            period: (of_c.period_ns > 0).then(|| Duration::from_nanos(of_c.period_ns)),
         },
     })
 }
@@ -408,6 +448,7 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
             }
             let statistics = socket.statistics();
             let (credits_per_second, holds_kernel) = socket.smoothed();
+            let times = socket.histograms();
             let stats = LmRtStats {
                 sent: statistics.sent,
                 late_unsent: statistics.late_unsent,
@@ -417,6 +458,7 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
                 received: statistics.whole,
                 lost: statistics.lost,
                 late: statistics.late,
+                missed: statistics.missed,
                 overtaken: statistics.overtaken,
                 no_block: statistics.no_block,
                 superseded_here: statistics.superseded_here,
@@ -424,6 +466,13 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
                 refused_reports: statistics.refused_reports,
                 credits_per_second: credits_per_second.unwrap_or(0).into(),
                 holds_kernel: holds_kernel.into(),
+                latency_ns: (&times.latency).into(),
+                jitter_ns: (&times.jitter).into(),
+                delay_ns: (&times.delay).into(),
+                late_ns: (&times.late).into(),
+                missed_ns: (&times.missed).into(),
+                superseded_ns: (&times.superseded).into(),
+                lost_in_a_row: (&times.lost).into(),
             };
             // SAFETY: there is room for it, as the caller says.
             unsafe { told.write(stats) };
@@ -503,13 +552,15 @@ mod tests {
     fn the_header_has_the_structures_and_constants_that_the_library_has() {
         let mut expected = layout! {
             "lm_rt_config" LmRtConfig {
-                interface allow link_bits_per_second keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 port number flags
+                interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 port number flags
             }
             "lm_rt_options" LmRtOptions { deadline_ns priority flags }
             "lm_rt_info" LmRtInfo { from sent_ns received_ns delay_ns len number lost priority late }
+            "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
-                sent late_unsent superseded reported_whole reported_lost received lost late overtaken no_block superseded_here
+                sent late_unsent superseded reported_whole reported_lost received lost late missed overtaken no_block superseded_here
                 refused_packets refused_reports credits_per_second holds_kernel
+                latency_ns jitter_ns delay_ns late_ns missed_ns superseded_ns lost_in_a_row
             }
         };
         let defaults = SocketConfig::default();

@@ -12,8 +12,8 @@ use lm_dataplane::{
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_realtime::{
-    Foreign, Info, NotSent, RealTime, RtBuffer, RtMessage, RtSocket, SendOptions, SendOutcome, SocketConfig,
-    Statistics, monotonic,
+    Foreign, Histograms, Info, NotSent, RealTime, RtBuffer, RtMessage, RtSocket, SendOptions, SendOutcome,
+    SocketConfig, Statistics, monotonic,
 };
 
 use crate::failure::{Failure, failure};
@@ -309,6 +309,9 @@ impl Socket {
                     from: self.endpoint.peer(info.from).address(),
                 });
             }
+            if self.socket.missed() > 0 {
+                return Err(failure(libc::ENODATA, "a period passed in which no message came"));
+            }
             let left = match timeout {
                 None => STEP,
                 Some(Duration::ZERO) => return Err(failure(libc::EAGAIN, "no message is there")),
@@ -328,6 +331,10 @@ impl Socket {
 
     pub(crate) fn fd(&self) -> i32 {
         self.endpoint.as_fd().as_raw_fd()
+    }
+
+    pub(crate) fn histograms(&self) -> &Histograms {
+        self.socket.histograms()
     }
 
     pub(crate) fn statistics(&self) -> Statistics {

@@ -3,7 +3,7 @@
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -54,6 +54,14 @@ impl Running {
         BufReader::new(said).read_line(&mut line).expect("text");
         assert_eq!(line, "ready\n");
         Running(child)
+    }
+
+    /// What it says until it ends.
+    fn rest(&mut self) -> String {
+        let mut said = String::new();
+        let output = self.0.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut said).expect("text");
+        said
     }
 }
 
@@ -152,17 +160,13 @@ fn the_loop_of_the_example_runs_at_1_khz_and_outlives_its_other_end() {
         .map(|line| numbers(line, "us")[1])
         .sum();
     assert_eq!(in_histogram, counts[1], "{said}");
-    // The one that answers ends and begins again.
+    // The one that answers ends when it has answered, and begins again.
     drop(first);
-    let asking = || run(&pair.a, &program, &["ask", "va", "10.77.0.2", "3500"]);
-    let said = std::thread::scope(|scope| {
-        let first = answer();
-        let asking = scope.spawn(asking);
-        std::thread::sleep(Duration::from_millis(500));
-        drop(first);
-        let _second = answer();
-        asking.join().expect("no panic")
-    });
+    let first = answer();
+    let mut asking = Running::start(&pair.a, &program, &["ask", "va", "10.77.0.2", "3500"]);
+    drop(first);
+    let _second = answer();
+    let said = asking.rest();
     let counts = numbers(&said, " states sent");
     assert!(counts[2] > 3000, "the last of 3500 that was answered: {said}");
 }

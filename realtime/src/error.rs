@@ -17,6 +17,9 @@ pub enum OpenError {
     /// No message could wait, or leave.
     #[error("a real-time socket keeps at least one message and has at least one frame")]
     Empty,
+    /// A period that is shorter than a round.
+    #[error("a period of a real-time socket has {} µs at least; leave it out if none is expected", crate::socket::PERIOD_LEAST.as_micros())]
+    Period,
     /// So many descriptors has no device.
     #[error("a real-time socket has at most {0} frames; ask for fewer")]
     ManyFrames(u32),

@@ -16,12 +16,16 @@ const LEAST_SECONDS: usize = 10;
 pub(crate) enum Arrival {
     /// It is the application's.
     Whole {
-        /// It came behind its deadline.
-        late: bool,
+        /// How far behind its deadline it came.
+        late: Option<Duration>,
         /// Messages that did not come since the one before.
         lost: u32,
         /// How long it waited on its way, above the least of the flow.
         delay: Duration,
+        /// How long it was on its way, where its sender's clock is ours.
+        latency: Option<Duration>,
+        /// How much longer or less long its way took than that of the message before.
+        jitter: Option<Duration>,
     },
     /// A newer one has come, or it came already.
     Overtaken,
@@ -57,6 +61,8 @@ pub(crate) struct Incoming {
     lost_since: u32,
     lost_new: u32,
     least: Least,
+    /// What the newest message took, as far as clocks tell.
+    on_the_way: Option<i128>,
     delay_max: Duration,
     /// When the newest message was sent, as its sender said, and when it came.
     sent_at: Time,
@@ -78,6 +84,7 @@ impl Incoming {
             lost_since: 0,
             lost_new: 0,
             least: Least::default(),
+            on_the_way: None,
             delay_max: Duration::ZERO,
             sent_at: Time::ZERO,
             came_at: now,
@@ -100,20 +107,27 @@ impl Incoming {
         let on_the_way = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
         let least = self.least.of(on_the_way, now);
         let delay = Duration::from_nanos((on_the_way - least) as u64);
+        let before = self.on_the_way.replace(on_the_way);
+        let jitter = before.map(|before| Duration::from_nanos(on_the_way.abs_diff(before) as u64));
+        let latency = is_one_clock.then(|| Duration::from_nanos(on_the_way.max(0) as u64));
         // Of another clock only what is above the least is known.
-        let age = match is_one_clock {
-            true => Duration::from_nanos(on_the_way.max(0) as u64),
-            false => delay,
-        };
-        let late = packet.deadline.is_some_and(|deadline| age > deadline);
+        let age = latency.unwrap_or(delay);
+        let late = (packet.deadline).and_then(|deadline| age.checked_sub(deadline));
+        let late = late.filter(|late| !late.is_zero());
         self.advance_to(packet.message, now);
         let lost = std::mem::take(&mut self.lost_since);
         self.whole = self.whole.wrapping_add(1);
-        self.late = self.late.wrapping_add(u32::from(late));
+        self.late = self.late.wrapping_add(u32::from(late.is_some()));
         self.delay_max = self.delay_max.max(delay);
         (self.sent_at, self.came_at) = (packet.sent_at, now);
         self.report_by(self.reported_at + REPORT_PERIOD, now);
-        Arrival::Whole { late, lost, delay }
+        Arrival::Whole {
+            late,
+            lost,
+            delay,
+            latency,
+            jitter,
+        }
     }
 
     /// Whether a newer message has come, or is not waited for any more.
@@ -207,14 +221,17 @@ mod tests {
     #[test]
     fn gaps_are_gaps_and_reports_come_at_once_behind_them() {
         let mut incoming = Incoming::new(&packet(u32::MAX, 0), at(100));
-        let whole = |late, lost, delay_us| Arrival::Whole {
-            late,
+        let micros = Duration::from_micros;
+        let whole = |late: Option<u64>, lost, delay_us, latency_us, jitter: Option<u64>| Arrival::Whole {
+            late: late.map(micros),
             lost,
-            delay: Duration::from_micros(delay_us),
+            delay: micros(delay_us),
+            latency: Some(micros(latency_us)),
+            jitter: jitter.map(micros),
         };
         assert_eq!(
             incoming.came(&packet(u32::MAX, 0), true, at(100), at(100)),
-            whole(false, 0, 0)
+            whole(None, 0, 0, 100, None)
         );
         assert_eq!(incoming.due(), Some(at(5100)));
         assert_eq!(
@@ -224,7 +241,7 @@ mod tests {
         // 0 and 1 are missing.
         assert_eq!(
             incoming.came(&packet(2, 1000), true, at(1150), at(1150)),
-            whole(false, 2, 50)
+            whole(None, 2, 50, 150, Some(50))
         );
         assert_eq!(incoming.due(), Some(at(1150)));
         assert_eq!(
@@ -244,7 +261,7 @@ mod tests {
         assert_eq!(incoming.report(at(9000)), None);
         assert_eq!(
             incoming.came(&packet(3, 8000), true, at(9000), at(9000)),
-            whole(true, 0, 900)
+            whole(Some(500), 0, 900, 1000, Some(850))
         );
         assert_eq!(incoming.report(at(9000)).map(|report| report.late), Some(1));
     }
@@ -286,7 +303,7 @@ mod tests {
             let Arrival::Whole { late: found, .. } = arrival else {
                 panic!("{arrival:?}");
             };
-            assert_eq!(found, late, "message {message}");
+            assert_eq!(found.is_some(), late, "message {message}");
         }
         // The least is forgotten after ten seconds.
         let later = 11_000_000;
@@ -294,9 +311,11 @@ mod tests {
         assert_eq!(
             arrival,
             Arrival::Whole {
-                late: false,
+                late: None,
                 lost: 0,
-                delay: Duration::ZERO
+                delay: Duration::ZERO,
+                latency: None,
+                jitter: Some(Duration::from_micros(200)),
             }
         );
     }

@@ -30,6 +30,7 @@
 
 mod assembling;
 mod error;
+mod histogram;
 mod incoming;
 mod kernel;
 mod outgoing;
@@ -41,7 +42,8 @@ mod socket;
 mod statistics;
 
 pub use error::{NotSent, OpenError, SendError};
+pub use histogram::{Histogram, Percentiles};
 pub use lm_cards::{Foreign, Traffic};
 pub use pool::{Blocks, RtBuffer};
 pub use socket::{Info, RealTime, RtMessage, RtSocket, SendOptions, SendOutcome, SocketConfig, monotonic};
-pub use statistics::Statistics;
+pub use statistics::{Histograms, Statistics};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use lm_dataplane::{Arrived, Handler, Replies};
 use lm_protocol::time::Time;
@@ -11,6 +12,7 @@ use lm_protocol::wire::lm::{Clock, RealTimePacket, TYPE_RT_REPORT};
 use crate::assembling::{FlowKey, Put};
 use crate::incoming::{Arrival, Incoming};
 use crate::socket::{Bytes, Hub, Info, Queues, RtMessage, locked};
+use crate::statistics::Counts;
 
 /// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
 const FLOWS_MAX: usize = 16;
@@ -28,6 +30,8 @@ pub(crate) struct Receiving {
     flows: BTreeMap<FlowKey, Known>,
     /// No message is given up before.
     gives_up: Option<Time>,
+    /// No socket's period ends before.
+    missing: Option<Time>,
     /// When a fragment came last.
     fragment_at: Option<Time>,
 }
@@ -38,6 +42,7 @@ impl Receiving {
             hub,
             flows: BTreeMap::new(),
             gives_up: None,
+            missing: None,
             fragment_at: None,
         }
     }
@@ -80,9 +85,96 @@ impl Receiving {
         let due = sockets.values().filter_map(|receiver| receiver.assembling.due());
         self.gives_up = due.min();
     }
+
+    /// Counts the periods that have passed without a message.
+    fn miss(&mut self, now: Time) {
+        if self.missing.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut sockets = locked(&self.hub.sockets);
+        let mut next = None::<Time>;
+        for receiver in sockets.values_mut() {
+            if let Some(expected) = &mut receiver.expected {
+                expected.look(now, &receiver.queues.counts);
+                next = next.into_iter().chain(expected.due()).min();
+            }
+        }
+        self.missing = next;
+    }
+}
+
+/// Counts in nanoseconds. A time of centuries is none.
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+/// When a socket with a period expects a message: every period, from the first one that came on.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    period: Duration,
+    /// When one came last, and when the period ends that runs.
+    since: Option<(Time, Time)>,
+}
+
+impl Expected {
+    pub(crate) fn new(period: Duration) -> Expected {
+        Expected { period, since: None }
+    }
+
+    fn came(&mut self, now: Time, counts: &Counts) {
+        self.look(now, counts);
+        if let Some((last, _)) = self.since
+            && now.since(last) >= self.period
+        {
+            counts.times.missed.record(nanos(now.since(last)));
+        }
+        self.since = Some((now, now + self.period));
+    }
+
+    /// Periods that have passed count.
+    fn look(&mut self, now: Time, counts: &Counts) {
+        let Some((_, end)) = &mut self.since else { return };
+        if *end <= now {
+            let passed = 1 + now.since(*end).as_nanos() / self.period.as_nanos();
+            *end = *end + self.period * passed as u32;
+            counts.missed.fetch_add(passed as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn due(&self) -> Option<Time> {
+        self.since.map(|(_, end)| end)
+    }
 }
 
 impl Queues {
+    fn came(&self, arrival: &Arrival) {
+        let Arrival::Whole {
+            late,
+            lost,
+            delay,
+            latency,
+            jitter,
+        } = *arrival
+        else {
+            return;
+        };
+        let (counts, times) = (&self.counts, &self.counts.times);
+        counts.whole.fetch_add(1, Ordering::Relaxed);
+        counts.late.fetch_add(late.is_some().into(), Ordering::Relaxed);
+        times.delay.record(nanos(delay));
+        let seldom = [
+            (&times.latency, latency),
+            (&times.jitter, jitter),
+            (&times.late, late),
+        ];
+        for (histogram, time) in seldom {
+            time.into_iter().for_each(|time| histogram.record(nanos(time)));
+        }
+        if lost > 0 {
+            times.lost.record(lost.into());
+        }
+    }
+
     fn lost(&self, incoming: &mut Incoming) {
         let lost = incoming.newly_lost();
         self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
@@ -128,14 +220,21 @@ impl Handler for Receiving {
         let incoming = self.flow(id, &packet, now);
         // Of the host's clock: it is ours where the sender is declared to be of this host.
         let is_one_clock = packet.clock != Clock::Host || queues.same_host;
-        let Arrival::Whole { late, lost, delay } = incoming.came(&packet, is_one_clock, host_now, now) else {
+        let arrival = incoming.came(&packet, is_one_clock, host_now, now);
+        let Arrival::Whole {
+            late, lost, delay, ..
+        } = arrival
+        else {
             return count(&queues.counts.overtaken);
         };
         queues.lost(incoming);
         assembling.forget(id, packet.message);
-        count(&queues.counts.whole);
-        queues.counts.late.fetch_add(late.into(), Ordering::Relaxed);
-        if late && queues.drops_late {
+        queues.came(&arrival);
+        if let Some(expected) = &mut receiver.expected {
+            expected.came(now, &queues.counts);
+            self.missing = self.missing.into_iter().chain(expected.due()).min();
+        }
+        if late.is_some() && queues.drops_late {
             return;
         }
         let info = Info {
@@ -146,7 +245,7 @@ impl Handler for Receiving {
             received_at: host_now,
             delay,
             lost,
-            late,
+            late: late.is_some(),
         };
         let len = packet.payload.len();
         let bytes = match block {
@@ -165,11 +264,12 @@ impl Handler for Receiving {
 
     fn due(&self) -> Option<Time> {
         let reports = self.flows.values().filter_map(|known| known.incoming.due());
-        reports.chain(self.gives_up).min()
+        reports.chain(self.gives_up).chain(self.missing).min()
     }
 
     fn tick(&mut self, now: Time, replies: &mut Replies) {
         self.give_up(now);
+        self.miss(now);
         for ((peer, key), known) in &mut self.flows {
             if let Some(report) = known.incoming.report(now) {
                 let (words, bytes) = report.write();

@@ -97,7 +97,10 @@ impl Leaving {
         while let Some(order) = self.queues.orders.pop() {
             let (priority, deadline) = (order.priority, order.deadline);
             if let Some(oldest) = self.outgoing.push(priority, deadline, order) {
-                self.queues.counts.superseded.fetch_add(1, Ordering::Relaxed);
+                let waited = (self.hub.clock)().since(oldest.sent_at);
+                let counts = &self.queues.counts;
+                counts.superseded.fetch_add(1, Ordering::Relaxed);
+                counts.times.superseded.record(waited.as_nanos() as u64);
                 self.queues.unlock(oldest, SendOutcome::Superseded);
             }
         }

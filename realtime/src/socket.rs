@@ -21,12 +21,15 @@ use crate::error::{NotSent, OpenError, SendError};
 use crate::kernel::{Departures, Follower, Kernel};
 use crate::outgoing::Outgoing;
 use crate::pool::{Block, Blocks, Pool, RtBuffer};
-use crate::receiving::Receiving;
+use crate::receiving::{Expected, Receiving};
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
-use crate::statistics::{Counts, Statistics};
+use crate::statistics::{Counts, Histograms, Statistics};
 
 /// Frames of a socket at most: a transmit ring is shorter. How many are left, the endpoint says when the socket is connected.
 const FRAMES_MAX: u32 = 4096;
+
+/// A period that ends more often than rounds are made counts nothing.
+pub(crate) const PERIOD_LEAST: Duration = Duration::from_micros(10);
 
 /// The host's monotonic time, as all programs of one host have it.
 pub fn monotonic() -> Time {
@@ -135,6 +138,8 @@ impl Hub {
 pub(crate) struct Receiver {
     pub(crate) queues: Arc<Queues>,
     pub(crate) assembling: Assembling,
+    /// Of a socket with a period.
+    pub(crate) expected: Option<Expected>,
 }
 
 /// A message on its way from the socket to the endpoint.
@@ -191,6 +196,9 @@ pub struct SocketConfig {
     /// Whether all who send here have this host's clock, as programs in its namespaces do. Of others only the delay above the flow's least
     /// counts for the deadline.
     pub same_host: bool,
+    /// A message is expected in each such period, from the first one that comes on (DDS: DEADLINE): one that passes without is counted, and
+    /// [`RtSocket::missed`] tells of it. Of all who send here together; a socket for each sender tells them apart.
+    pub period: Option<Duration>,
 }
 
 impl Default for SocketConfig {
@@ -201,6 +209,7 @@ impl Default for SocketConfig {
             blocks: Blocks::default(),
             drops_late: true,
             same_host: false,
+            period: None,
         }
     }
 }
@@ -299,10 +308,13 @@ impl RealTime {
     /// A socket with this number. All memory that its messages will need is taken here, and locked.
     ///
     /// # Errors
-    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::ManyFrames`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
+    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::Period`], [`OpenError::ManyFrames`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
     pub fn socket(&self, port: u16, config: &SocketConfig) -> Result<RtSocket, OpenError> {
         if config.keep == 0 || config.frames == 0 {
             return Err(OpenError::Empty);
+        }
+        if config.period.is_some_and(|period| period < PERIOD_LEAST) {
+            return Err(OpenError::Period);
         }
         if config.frames > FRAMES_MAX {
             return Err(OpenError::ManyFrames(FRAMES_MAX));
@@ -331,6 +343,7 @@ impl RealTime {
         let receiver = Receiver {
             queues: Arc::clone(&queues),
             assembling,
+            expected: config.period.map(Expected::new),
         };
         sockets.insert(port, receiver);
         drop(sockets);
@@ -347,6 +360,7 @@ impl RealTime {
                 .map_or(packet, |longest| longest.max(packet)),
             out,
             flow: None,
+            missed: 0,
         })
     }
 
@@ -367,6 +381,8 @@ pub struct RtSocket {
     /// Memory for messages until they leave.
     out: Arc<Pool>,
     flow: Option<(FlowId, PeerId, Arc<Sent>)>,
+    /// Of the periods that passed without a message, those that were told.
+    missed: u64,
     /// The last socket takes it along.
     _follower: Option<Arc<Follower>>,
 }
@@ -487,6 +503,18 @@ impl RtSocket {
     /// The next message that came.
     pub fn recv(&mut self) -> Option<RtMessage> {
         self.queues.arrived.pop()
+    }
+
+    /// Periods that passed without a message since this was asked last; 0 without a period.
+    pub fn missed(&mut self) -> u64 {
+        // Relaxed: nothing is ordered by it.
+        let missed = self.queues.counts.missed.load(Ordering::Relaxed);
+        missed - std::mem::replace(&mut self.missed, missed)
+    }
+
+    /// How long things took, and how many messages were lost in a row.
+    pub fn histograms(&self) -> &Histograms {
+        &self.queues.counts.times
     }
 
     /// What it has done so far.

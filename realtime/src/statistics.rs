@@ -2,8 +2,30 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::histogram::Histogram;
+
+/// How long things took at a socket, in nanoseconds, and how many messages were lost in a row.
+#[derive(Debug, Default)]
+pub struct Histograms {
+    /// From sending to arrival, of messages whose sender has our clock.
+    pub latency: Histogram,
+    /// By how much the way of a message took longer or less long than that of its flow's message before.
+    pub jitter: Histogram,
+    /// How much longer a message took than the fastest of its flow in the last ten seconds.
+    pub delay: Histogram,
+    /// Messages, not time: lost in a row.
+    pub lost: Histogram,
+    /// How far behind its deadline a message came.
+    pub late: Histogram,
+    /// The time between two messages that had a period or more between them without one.
+    pub missed: Histogram,
+    /// How long a message had waited when it gave way to a newer one before it left.
+    pub superseded: Histogram,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
+    pub(crate) times: Histograms,
     pub(crate) sent: AtomicU64,
     pub(crate) unsent: AtomicU64,
     pub(crate) late_unsent: AtomicU64,
@@ -11,6 +33,7 @@ pub(crate) struct Counts {
     pub(crate) whole: AtomicU64,
     pub(crate) lost: AtomicU64,
     pub(crate) late: AtomicU64,
+    pub(crate) missed: AtomicU64,
     pub(crate) overtaken: AtomicU64,
     pub(crate) no_block: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
@@ -36,6 +59,8 @@ pub struct Statistics {
     pub lost: u64,
     /// Messages that came behind their deadline.
     pub late: u64,
+    /// Periods that passed without a message.
+    pub missed: u64,
     /// Packets that came twice, or behind a newer message.
     pub overtaken: u64,
     /// Packets of messages for which there was no block: longer than the socket's longest, or the application kept all of them.
@@ -62,6 +87,7 @@ impl Counts {
             whole: of(&self.whole),
             lost: of(&self.lost),
             late: of(&self.late),
+            missed: of(&self.missed),
             overtaken: of(&self.overtaken),
             no_block: of(&self.no_block),
             copied_bytes: of(&self.copied_bytes),

@@ -237,6 +237,10 @@ static void messages_come_back(lm_rt *socket, struct sockaddr_in to)
     }
     CHECK(lm_rt_stats(socket, &stats) == 0 && stats.sent == 8 && stats.received == 8 && stats.lost == 0);
     CHECK(stats.credits_per_second == 0 && stats.holds_kernel == 0);
+    CHECK(stats.latency_ns.count == 8 && stats.delay_ns.count == 8 && stats.jitter_ns.count == 7);
+    CHECK(stats.latency_ns.p50 > 0 && stats.latency_ns.p50 <= stats.latency_ns.p99 && stats.latency_ns.p99 <= stats.latency_ns.p999);
+    CHECK(stats.latency_ns.p999 <= stats.latency_ns.max && stats.latency_ns.max < 1000000000);
+    CHECK(stats.late_ns.count == 0 && stats.missed_ns.count == 0 && stats.lost_in_a_row.count == 0);
     while (stats.reported_whole < 8) {
         FAILS(rt_recvfrom(socket, buffer, 1, 1000000, NULL), ETIMEDOUT, "");
         CHECK(lm_rt_stats(socket, &stats) == 0);
@@ -258,9 +262,11 @@ static void locked_buffers(lm_rt *socket, struct sockaddr_in to)
     FAILS(send_to(socket, second, 1, NULL, address("10.77.0.2", 9000)), EBUSY, "another address");
     CHECK(send_to(socket, second, 1, NULL, to) == 1);
     CHECK(send_to(socket, third, 1, &soon, to) == 1);
+    uint64_t late_ns = now_ns() + soon.deadline_ns;
     CHECK(wait_for(socket, second) == LM_RT_SUPERSEDED);
     CHECK(lm_rt_unlocked(socket, first) == LM_RT_LOCKED);
-    usleep(5000);
+    while (now_ns() <= late_ns)
+        ;
     CHECK(wait_for(socket, third) == LM_RT_LATE);
     CHECK(wait_for(socket, first) == LM_RT_LEFT);
     CHECK(send_to(socket, third, 1, NULL, to) == 1);
@@ -288,6 +294,28 @@ static void one_thread_at_a_time(lm_rt *socket)
     is_told = 1;
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK(lm_rt_stats(socket, &stats) == 0);
+}
+
+/* One message comes back, and then none: that is told in each period. */
+static void a_period_passes(const char *interface, struct sockaddr_in to)
+{
+    struct lm_rt_config config = config_of(interface);
+    struct lm_rt_stats stats;
+    char room[8] = {0};
+    config.period_ns = 9999;
+    NO_POINTER(rt_socket(&config), EINVAL, "10 µs");
+    config.period_ns = 20000000;
+    lm_rt *socket = rt_socket(&config);
+    CHECK(socket != NULL);
+    char *buffer = rt_mmap(socket, 1);
+    CHECK(buffer != NULL);
+    FAILS(rt_recvfrom(socket, room, sizeof room, 50000000, NULL), ETIMEDOUT, "no message"); /* not expected yet */
+    CHECK(send_to(socket, buffer, 2, NULL, to) == 2);
+    CHECK(rt_recvfrom(socket, room, sizeof room, 1000000000, NULL) == 2);
+    FAILS(rt_recvfrom(socket, room, sizeof room, -1, NULL), ENODATA, "period");
+    FAILS(rt_recvfrom(socket, room, sizeof room, -1, NULL), ENODATA, "period");
+    CHECK(lm_rt_stats(socket, &stats) == 0 && stats.missed >= 2 && stats.received == 1);
+    close_all_sent(socket);
 }
 
 static void the_link_goes(lm_rt *socket, const char *interface)
@@ -333,6 +361,7 @@ static void check(const char *interface, const char *other_interface)
     FAILS(send_to(new, buffer, 1, NULL, to), ENOBUFS, "descriptors");
     CHECK(lm_rt_unlocked(new, buffer) == LM_RT_LEFT);
     CHECK(rt_socket_close(new) == 0);
+    a_period_passes(interface, to);
     the_link_goes(other, other_interface);
     puts("all as it should be");
 }

@@ -4,6 +4,7 @@ mod fragments;
 mod hostile;
 mod lent;
 mod one_packet;
+mod statistics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

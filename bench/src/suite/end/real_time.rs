@@ -97,6 +97,7 @@ fn socket(real_time: &RealTime, spec: &Spec) -> Result<RtSocket, Failure> {
         frames: 32,
         drops_late: false,
         same_host: true,
+        period: None,
         blocks: Blocks {
             of_4: if is_long { KEEP as u32 + 2 } else { 0 },
             ..Blocks::default()
@@ -230,8 +231,7 @@ pub(super) fn receive(
     ready();
     let mut ends_ns = timetable.ends_ns();
     let mut answered = None;
-    let mut delays = LatencyHistogram::new();
-    let mut bytes = 0;
+    let (mut messages, mut bytes) = (0, 0);
     while now_ns() < ends_ns.saturating_add(2 * SILENCE.as_nanos() as u64) {
         if endpoint.poll() == 0 {
             endpoint.wait(STEP);
@@ -240,7 +240,7 @@ pub(super) fn receive(
         while let Ok(Some(_)) = endpoint.try_recv() {}
         while let Some(message) = socket.recv() {
             let info = message.info();
-            delays.record_ns(info.received_at.since(info.sent_at).as_nanos() as u64);
+            messages += 1;
             bytes += message.len() as u64;
             ends_ns = ends_ns.max(now_ns());
             if timetable.is_answered {
@@ -255,10 +255,10 @@ pub(super) fn receive(
     }
     Ok(Outcome {
         bytes,
-        messages: delays.count(),
+        messages,
         lost_messages: socket.statistics().superseded_here,
         seconds: timetable.seconds,
-        delays: delays.counts().collect(),
+        delays: socket.histograms().latency.counts().collect(),
         ..Outcome::default()
     })
 }
