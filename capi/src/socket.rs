@@ -100,7 +100,7 @@ impl Socket {
         let real_time = RealTime::new(&mut endpoint, link, monotonic)?;
         real_time.hold_kernel(&config.interface, config.foreign);
         Ok(Socket {
-            socket: real_time.socket(config.number, &config.socket)?,
+            socket: real_time.socket(&mut endpoint, config.number, &config.socket)?,
             real_time,
             endpoint,
             number: config.number,

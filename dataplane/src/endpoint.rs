@@ -8,6 +8,7 @@ mod status;
 use std::fmt;
 use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
@@ -22,6 +23,7 @@ use crate::over::Device;
 use crate::port::{Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
+use crate::waker::Waker;
 
 pub use extensions::Extensions;
 pub use peer_handle::PeerHandle;
@@ -67,6 +69,8 @@ const QUIET_STEP: Duration = Duration::from_millis(500);
 pub struct Endpoint<P: Port = KernelNic> {
     pub(crate) engine: Engine<P>,
     pub(crate) idle: Idle,
+    /// Ends waits, if one was asked for ([`Extensions::waker`]).
+    pub(crate) waker: Option<Arc<Waker>>,
     pub(crate) device: Device,
     pub(crate) warnings: Vec<String>,
     pub(crate) landing_start: u64,
@@ -327,6 +331,7 @@ impl<P: Port> Endpoint<P> {
                 self.idle.yielded(before_ns, self.now_ns());
             }
             IdleStep::Sleep(most) => {
+                self.arm();
                 let most = if self.is_busy() { BUSY_STEP } else { most };
                 let most = most.min(longest);
                 let most = self
@@ -337,13 +342,20 @@ impl<P: Port> Endpoint<P> {
                     self.engine.leave_queues();
                     let _ = self.engine.port.wait(most);
                 }
+                self.waker.iter().for_each(|waker| waker.disarm());
             }
         }
+    }
+
+    /// From now on a wake-up ends a wait. What there is to do is looked for behind this.
+    fn arm(&self) {
+        self.waker.iter().for_each(|waker| waker.arm());
     }
 
     /// How long [`poll`](Endpoint::poll) may be left alone by whoever waits on the descriptor, for whatever that does not tell: timers,
     /// completions, and what is due ([`until_departure`](Extensions::until_departure)).
     pub fn until_poll(&mut self) -> Duration {
+        self.arm();
         let timers = match self.is_busy() {
             true => BUSY_STEP,
             false if self.engine.unconfirmed_messages() > 0 || self.engine.awaits_messages() => WAIT_STEP,

@@ -28,6 +28,7 @@ use crate::port::{
 use crate::queue_poll::{QueuePoller, prefer_busy_polling};
 use crate::ring_queue::{Bell, RingRx, RingTx};
 use crate::udp::UdpPair;
+use crate::waker::Waker;
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
 use side::Side;
@@ -94,6 +95,8 @@ pub struct KernelNic {
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
+    /// Ends waits, if one was asked for.
+    waker: Option<Arc<Waker>>,
     /// For poll(2): the UDP sockets and each channel's socket.
     poll: Vec<libc::pollfd>,
 }
@@ -156,7 +159,8 @@ impl KernelNic {
             prepared: None,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
-            poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 3),
+            waker: None,
+            poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 4),
         };
         nic.list_descriptors();
         nic
@@ -188,6 +192,9 @@ impl KernelNic {
             .filter(|open| open.role != Role::SendOnly)
         {
             self.poll.push(entry(&open.xsk.as_fd()));
+        }
+        if let Some(waker) = &self.waker {
+            self.poll.push(entry(&waker.as_fd()));
         }
         if let Some(epoll) = self.epoll.get() {
             self.watch(epoll);
@@ -523,6 +530,11 @@ impl Port for KernelNic {
             true => Attended::Kept,
             false => Attended::Shared,
         }
+    }
+
+    fn wake_by(&mut self, waker: Arc<Waker>) {
+        self.waker = Some(waker);
+        self.list_descriptors();
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<bool> {

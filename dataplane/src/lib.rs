@@ -96,6 +96,7 @@ mod timers;
 mod told;
 
 mod udp;
+mod waker;
 mod watching;
 mod words;
 mod writer;
@@ -129,6 +130,7 @@ pub use region::{Payloads, SendRegion, TrySendError};
 pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, Shaper, Signal, TxBatch};
 pub use terms::LandingTerms;
 pub use udp::UdpError;
+pub use waker::Waker;
 pub use words::WordsError;
 pub use writer::MessageWriter;
 

@@ -276,6 +276,7 @@ impl<P: Port> Opened<P> {
         let mut endpoint = Endpoint {
             engine,
             idle: Idle::new(config.idle),
+            waker: None,
             device,
             warnings,
             landing_start: plan.landing_arena,

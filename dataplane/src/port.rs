@@ -10,12 +10,14 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lm_protocol::landing::{LogEntry, SessionAdmission};
 use lm_protocol::rss::HashInput;
 
 use crate::ring::Descriptor;
+use crate::waker::Waker;
 
 pub use datagrams::{Datagrams, Socket, SocketEvent};
 
@@ -489,6 +491,9 @@ pub trait Port {
     fn attend(&mut self, _queue: u32, _how: Attend) -> Attended {
         Attended::Shared
     }
+
+    /// From now on this ends [`Port::wait`], too.
+    fn wake_by(&mut self, _waker: Arc<Waker>) {}
 
     /// Blocks until something can be received, at most `timeout`; whether there is something.
     ///

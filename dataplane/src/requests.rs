@@ -404,6 +404,12 @@ impl<P: Port> Engine<P> {
         added
     }
 
+    /// Has a flow's packets go to a peer.
+    pub(crate) fn aim_flow(&mut self, id: FlowId, to: PeerId) -> Result<(), FlowError> {
+        let peer = self.peers.named(to).ok_or(FlowError::UnknownPeer)?;
+        self.sending.aim_flow(id, &peer.addressing)
+    }
+
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
         let removed = self.sending.remove_flow(id);

@@ -239,7 +239,7 @@ impl<T: TxQueue> Scheduler<T> {
     pub(crate) fn add_flow(
         &mut self,
         spec: &FlowSpec,
-        addressing: &Addressing,
+        addressing: Option<Addressing>,
         memory: (u64, u32),
         flow: Box<dyn Flow>,
     ) -> Result<FlowId, FlowError> {
@@ -251,6 +251,11 @@ impl<T: TxQueue> Scheduler<T> {
         }
         queue.reserve(had + spec.descriptors);
         Ok(self.flows.add(spec, addressing, memory, flow))
+    }
+
+    /// Has a flow's packets go elsewhere; `false`: there is none of that name.
+    pub(crate) fn aim_flow(&mut self, id: FlowId, addressing: &Addressing) -> bool {
+        self.flows.aim(id, addressing)
     }
 
     /// Takes a flow out. [`Scheduler::vacated`] gives its memory, as soon as the device reads none of it.

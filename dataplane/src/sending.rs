@@ -7,6 +7,7 @@ use std::net::SocketAddrV4;
 
 use lm_protocol::geometry::Layout;
 use lm_protocol::time::Time;
+use lm_protocol::wire::Addressing;
 
 use crate::arena::Arena;
 use crate::bounds::{OUTGOING_MAX, PEERS_MAX, TRANSMIT_BURST, TRANSMIT_RING_LEN};
@@ -381,17 +382,27 @@ impl<T: TxQueue> Sending<T> {
         if spec.frames == 0 || spec.descriptors == 0 {
             return Err(FlowError::Empty);
         }
-        let peer = peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
-        let addressing = peer.addressing;
+        let addressing = match spec.to {
+            Some(to) => Some(peers.named(to).ok_or(FlowError::UnknownPeer)?.addressing),
+            None => None,
+        };
         let start = self.arena.allocate(len).ok_or(FlowError::NoMemory)?;
         self.outgoing.disown(start, len);
         let added = self
             .scheduler
-            .add_flow(spec, &addressing, (start, frame_len), flow);
+            .add_flow(spec, addressing, (start, frame_len), flow);
         if added.is_err() {
             self.arena.free(start, len);
         }
         added
+    }
+
+    /// Has a flow's packets go elsewhere.
+    pub(crate) fn aim_flow(&mut self, id: FlowId, addressing: &Addressing) -> Result<(), FlowError> {
+        match self.scheduler.aim_flow(id, addressing) {
+            true => Ok(()),
+            false => Err(FlowError::UnknownFlow),
+        }
     }
 
     /// Takes a flow out; `None` if there is none of that name.

@@ -41,6 +41,12 @@ pub enum OpenError {
         "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or LimitMEMLOCK= of its unit)"
     )]
     Blocks(#[source] io::Error),
+    /// No descriptor by which threads wake each other.
+    #[error("no descriptor for a real-time socket's wake-ups: {0}; close others, or allow more (ulimit -n)")]
+    Waker(#[source] io::Error),
+    /// Real time was made for another endpoint.
+    #[error("this is not the endpoint that the socket's real time was made for; pass that one")]
+    OtherEndpoint,
     /// The endpoint has other handlers for these packets.
     #[error("this endpoint has real time already: {0}")]
     Handler(#[from] HandlerError),

@@ -16,7 +16,7 @@
 //! let link = Parameters::of_link(NonZeroU64::new(100_000_000).unwrap(), 1514);
 //! let real_time = RealTime::new(&mut endpoint, Some(link), lm_realtime::monotonic)?;
 //! real_time.hold_kernel("eth1", Foreign::Keep);
-//! let mut socket = real_time.socket(5000, &SocketConfig::default())?;
+//! let mut socket = real_time.socket(&mut endpoint, 5000, &SocketConfig::default())?;
 //! let peer = endpoint.connect("10.0.0.2:7168".parse()?, &ConnectOptions::default())?;
 //! socket.connect(&mut endpoint, peer, 5000)?;
 //! socket.send(b"set point", SendOptions { priority: 7, ..SendOptions::default() })?;
@@ -29,13 +29,22 @@
 //! ```
 
 mod assembling;
+#[expect(unsafe_code, reason = "cells with one owner at a time")]
+mod entries;
 mod error;
 mod histogram;
 mod incoming;
 mod kernel;
+#[expect(unsafe_code, reason = "entries are their owner's")]
+mod latest;
+#[cfg(test)]
+#[expect(unsafe_code, reason = "a thread's core and priority")]
+mod latest_tests;
+mod message;
 mod outgoing;
 #[expect(unsafe_code, reason = "blocks are parts of one mapping, which is locked")]
 mod pool;
+mod queues;
 mod receiving;
 mod sending;
 mod socket;
@@ -44,6 +53,7 @@ mod statistics;
 pub use error::{NotSent, OpenError, SendError};
 pub use histogram::{Histogram, Percentiles};
 pub use lm_cards::{Foreign, Traffic};
+pub use message::{Info, RtMessage, SendOptions, SendOutcome};
 pub use pool::{Blocks, RtBuffer};
-pub use socket::{Info, RealTime, RtMessage, RtSocket, SendOptions, SendOutcome, SocketConfig, monotonic};
+pub use socket::{RealTime, RtSocket, SocketConfig, monotonic};
 pub use statistics::{Histograms, Statistics};

@@ -6,8 +6,8 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_queue::ArrayQueue;
 use lm_dataplane::HugePages;
 use lm_dataplane::memory::{Mapping, PAGE_LEN};
 
@@ -54,8 +54,52 @@ fn message_max(pages: u64) -> usize {
 #[derive(Debug)]
 struct Kind {
     message_max: usize,
-    /// Where those begin that nobody has.
-    free: ArrayQueue<u64>,
+    /// Where the first one begins, and how far on the next.
+    first: u64,
+    stride: u64,
+    /// A bit for each that nobody has. Taking one and giving it back is one step each, so that no thread waits for another that was
+    /// interrupted in between.
+    free: Box<[AtomicU64]>,
+}
+
+impl Kind {
+    fn new(message_max: usize, (first, stride): (u64, u64), count: usize) -> Kind {
+        let word = |begin: usize| match count - begin {
+            more if more < 64 => (1 << more) - 1,
+            _ => u64::MAX,
+        };
+        Kind {
+            message_max,
+            first,
+            stride,
+            free: (0..count)
+                .step_by(64)
+                .map(|begin| AtomicU64::new(word(begin)))
+                .collect(),
+        }
+    }
+
+    /// Where a block begins that is the caller's now.
+    fn take(&self) -> Option<u64> {
+        for (at, word) in self.free.iter().enumerate() {
+            let mut free = word.load(Ordering::Relaxed);
+            while free != 0 {
+                let bit = free.trailing_zeros();
+                // Acquire: pairs with `give_back`, behind which nobody touches the block.
+                free = word.fetch_and(!(1 << bit), Ordering::Acquire);
+                if free & 1 << bit != 0 {
+                    return Some(self.first + (at as u64 * 64 + u64::from(bit)) * self.stride);
+                }
+            }
+        }
+        None
+    }
+
+    fn give_back(&self, start: u64) {
+        let number = (start - self.first) / self.stride;
+        let (at, bit) = (number as usize / 64, number % 64);
+        self.free[at].fetch_or(1 << bit, Ordering::Release);
+    }
 }
 
 /// The blocks of a socket, in one direction.
@@ -92,11 +136,7 @@ impl Pool {
             let end = end
                 .filter(|end| is_there(*end))
                 .ok_or(io::ErrorKind::OutOfMemory)?;
-            let free = ArrayQueue::new(count);
-            for start in (len..end).step_by(block_len as usize) {
-                let _ = free.push(start); // there is room for all of them
-            }
-            kinds.push(Kind { message_max, free });
+            kinds.push(Kind::new(message_max, (len, block_len), count));
             len = end.next_multiple_of(PAGE_LEN);
         }
         let memory = (len > 0).then(|| populated(len)).transpose()?;
@@ -106,7 +146,7 @@ impl Pool {
     /// A block for a message of `len` bytes. `None`: all of its kind have owners, or none is as long.
     pub(crate) fn take(self: &Arc<Pool>, len: usize) -> Option<Block> {
         let kind = self.kinds.iter().position(|kind| len <= kind.message_max)?;
-        let start = self.kinds[kind].free.pop()?;
+        let start = self.kinds[kind].take()?;
         let pool = Arc::clone(self);
         Some(Block {
             pool,
@@ -223,8 +263,7 @@ impl DerefMut for RtBuffer {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // There is room for all that were taken.
-        let _ = self.pool.kinds[self.kind].free.push(self.start);
+        self.pool.kinds[self.kind].give_back(self.start);
     }
 }
 

@@ -11,7 +11,9 @@ use lm_protocol::wire::lm::{Clock, RealTimePacket, TYPE_RT_REPORT};
 
 use crate::assembling::{FlowKey, Put};
 use crate::incoming::{Arrival, Incoming};
-use crate::socket::{Bytes, Hub, Info, Queues, RtMessage, locked};
+use crate::message::{Bytes, Info, RtMessage};
+use crate::queues::SocketState;
+use crate::socket::{Hub, Receiver, locked};
 use crate::statistics::Counts;
 
 /// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
@@ -78,7 +80,7 @@ impl Receiving {
                 receiver.assembling.forget(flow, message);
                 if let Some(known) = self.flows.get_mut(&flow) {
                     known.incoming.give_up(message, now);
-                    receiver.queues.lost(&mut known.incoming);
+                    receiver.arriving.state.lost(&mut known.incoming);
                 }
             }
         }
@@ -95,7 +97,10 @@ impl Receiving {
         let mut next = None::<Time>;
         for receiver in sockets.values_mut() {
             if let Some(expected) = &mut receiver.expected {
-                expected.look(now, &receiver.queues.counts);
+                let state = &receiver.arriving.state;
+                if expected.look(now, &state.counts) {
+                    state.waker.wake();
+                }
                 next = next.into_iter().chain(expected.due()).min();
             }
         }
@@ -131,14 +136,15 @@ impl Expected {
         self.since = Some((now, now + self.period));
     }
 
-    /// Periods that have passed count.
-    fn look(&mut self, now: Time, counts: &Counts) {
-        let Some((_, end)) = &mut self.since else { return };
-        if *end <= now {
-            let passed = 1 + now.since(*end).as_nanos() / self.period.as_nanos();
-            *end = *end + self.period * passed as u32;
-            counts.missed.fetch_add(passed as u64, Ordering::Relaxed);
-        }
+    /// Periods that have passed count; whether there were any.
+    fn look(&mut self, now: Time, counts: &Counts) -> bool {
+        let Some((_, end)) = self.since.as_mut().filter(|(_, end)| *end <= now) else {
+            return false;
+        };
+        let passed = 1 + now.since(*end).as_nanos() / self.period.as_nanos();
+        *end = *end + self.period * passed as u32;
+        counts.missed.fetch_add(passed as u64, Ordering::Relaxed);
+        true
     }
 
     fn due(&self) -> Option<Time> {
@@ -146,7 +152,7 @@ impl Expected {
     }
 }
 
-impl Queues {
+impl SocketState {
     fn came(&self, arrival: &Arrival) {
         let Arrival::Whole {
             late,
@@ -192,15 +198,16 @@ impl Handler for Receiving {
             return refuse();
         };
         let mut sockets = locked(&hub.sockets);
-        let Some(receiver) = sockets.get_mut(&packet.port) else {
+        let is_open = |receiver: &&mut Receiver| !receiver.arriving.state.is_closed();
+        let Some(receiver) = sockets.get_mut(&packet.port).filter(is_open) else {
             return refuse();
         };
-        let (queues, assembling) = (&receiver.queues, &mut receiver.assembling);
+        let (state, assembling) = (Arc::clone(&receiver.arriving.state), &mut receiver.assembling);
         let host_now = (hub.clock)();
         let id = (arrived.from(), arrived.key());
         let incoming = self.flow(id, &packet, now);
         if incoming.has_overtaken(packet.message) {
-            return count(&queues.counts.overtaken);
+            return count(&state.counts.overtaken);
         }
         let block = match packet.count {
             1 => None,
@@ -211,30 +218,30 @@ impl Handler for Receiving {
                 match put {
                     Put::Whole(block) => Some(block),
                     Put::Part => return,
-                    Put::Twice => return count(&queues.counts.overtaken),
-                    Put::NoBlock => return count(&queues.counts.no_block),
+                    Put::Twice => return count(&state.counts.overtaken),
+                    Put::NoBlock => return count(&state.counts.no_block),
                     Put::Refused => return refuse(),
                 }
             }
         };
         let incoming = self.flow(id, &packet, now);
         // Of the host's clock: it is ours where the sender is declared to be of this host.
-        let is_one_clock = packet.clock != Clock::Host || queues.same_host;
+        let is_one_clock = packet.clock != Clock::Host || state.same_host;
         let arrival = incoming.came(&packet, is_one_clock, host_now, now);
         let Arrival::Whole {
             late, lost, delay, ..
         } = arrival
         else {
-            return count(&queues.counts.overtaken);
+            return count(&state.counts.overtaken);
         };
-        queues.lost(incoming);
+        state.lost(incoming);
         assembling.forget(id, packet.message);
-        queues.came(&arrival);
+        state.came(&arrival);
         if let Some(expected) = &mut receiver.expected {
-            expected.came(now, &queues.counts);
+            expected.came(now, &state.counts);
             self.missing = self.missing.into_iter().chain(expected.due()).min();
         }
-        if late.is_some() && queues.drops_late {
+        if late.is_some() && state.drops_late {
             return;
         }
         let info = Info {
@@ -251,14 +258,14 @@ impl Handler for Receiving {
         let bytes = match block {
             Some(block) => {
                 let len = block.bytes().len() as u64;
-                queues.counts.copied_bytes.fetch_add(len, Ordering::Relaxed);
+                state.counts.copied_bytes.fetch_add(len, Ordering::Relaxed);
                 Some(Bytes::Block(block))
             }
             None => arrived.keep().map(|message| Bytes::Frame(message, len)),
         };
         match bytes {
-            Some(bytes) => queues.deliver(RtMessage { bytes, info }),
-            None => count(&queues.counts.superseded_here),
+            Some(bytes) => receiver.arriving.deliver(RtMessage { bytes, info }),
+            None => count(&state.counts.superseded_here),
         }
     }
 

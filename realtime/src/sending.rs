@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lm_dataplane::{Arrived, Class, Flow, Handler, Replies, Shaper, Signal, TxBatch};
 use lm_protocol::serial;
@@ -11,32 +11,35 @@ use lm_protocol::smoother::Smoother;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, Trailer};
 
+use crate::message::SendOutcome;
 use crate::outgoing::{Next, Outgoing};
-use crate::socket::{Hub, Order, Queues, SendOutcome, locked};
+use crate::queues::{LeavingEnds, Order};
+use crate::socket::{Hub, SocketConfig, locked};
 
 /// Sends a socket's messages to one peer.
 pub(crate) struct Leaving {
-    pub(crate) queues: Arc<Queues>,
-    pub(crate) hub: Arc<Hub>,
-    pub(crate) outgoing: Outgoing<Order>,
+    ends: LeavingEnds,
+    hub: Arc<Hub>,
+    outgoing: Outgoing<Order>,
     /// A message of which some fragments have left: the others follow before any other message, so that a receiver that has a newer one need
     /// not wait for it.
-    pub(crate) begun: Option<Begun>,
+    begun: Option<Begun>,
     /// Messages in lent memory whose fragments the device all has, or had: at most one for each frame.
-    pub(crate) under_way: Vec<Begun>,
+    under_way: Vec<Begun>,
     /// Which message each frame has, or had last.
-    pub(crate) of_frame: Vec<u32>,
-    pub(crate) flow: Arc<Sent>,
+    of_frame: Vec<u64>,
+    /// How many messages have begun.
+    count: u64,
     /// The endpoint's data port, which digests are about.
-    pub(crate) from: SocketAddrV4,
-    /// The receiving socket.
-    pub(crate) port: u16,
-    pub(crate) free: VecDeque<u32>,
+    from: SocketAddrV4,
+    free: VecDeque<u32>,
 }
 
 /// A message on its way out.
 pub(crate) struct Begun {
     order: Order,
+    /// Which one it is here, and in its flow.
+    which: u64,
     number: u32,
     count: u16,
     /// The next fragment.
@@ -49,6 +52,10 @@ pub(crate) struct Begun {
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) key: u64,
+    /// The receiving socket.
+    port: u16,
+    /// The socket is connected to another.
+    is_over: AtomicBool,
     /// Messages of which something left: the number of the next one.
     next: AtomicU32,
     whole: AtomicU32,
@@ -56,13 +63,25 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    pub(crate) fn new(key: u64) -> Sent {
+    pub(crate) fn new(key: u64, port: u16) -> Sent {
         Sent {
             key,
+            port,
+            is_over: AtomicBool::new(false),
             next: AtomicU32::new(0),
             whole: AtomicU32::new(0),
             lost: AtomicU32::new(0),
         }
+    }
+
+    /// Nothing more is sent of it.
+    pub(crate) fn end(&self) {
+        // Relaxed: what leaves by mistake is what might have left before.
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
     }
 
     /// Takes a report, if it can be true; how many losses are new.
@@ -93,16 +112,42 @@ impl Sent {
 }
 
 impl Leaving {
+    pub(crate) fn new(
+        ends: LeavingEnds,
+        hub: &Arc<Hub>,
+        config: &SocketConfig,
+        from: SocketAddrV4,
+    ) -> Leaving {
+        Leaving {
+            ends,
+            hub: Arc::clone(hub),
+            outgoing: Outgoing::new(config.keep),
+            begun: None,
+            under_way: Vec::with_capacity(config.frames as usize),
+            of_frame: vec![0; config.frames as usize],
+            count: 0,
+            from,
+            free: (0..config.frames).collect(),
+        }
+    }
+
     fn take_orders(&mut self) {
-        while let Some(order) = self.queues.orders.pop() {
+        while let Ok(order) = self.ends.orders.pop() {
+            if order.flow.is_over() {
+                self.ends.unlock(order, SendOutcome::Unsent);
+                continue;
+            }
             let (priority, deadline) = (order.priority, order.deadline);
             if let Some(oldest) = self.outgoing.push(priority, deadline, order) {
                 let waited = (self.hub.clock)().since(oldest.sent_at);
-                let counts = &self.queues.counts;
+                let counts = &self.ends.state.counts;
                 counts.superseded.fetch_add(1, Ordering::Relaxed);
                 counts.times.superseded.record(waited.as_nanos() as u64);
-                self.queues.unlock(oldest, SendOutcome::Superseded);
+                self.ends.unlock(oldest, SendOutcome::Superseded);
             }
+        }
+        if let Some(begun) = self.begun.take_if(|begun| begun.order.flow.is_over()) {
+            self.ends.unlock(begun.order, SendOutcome::Unsent);
         }
     }
 
@@ -110,17 +155,24 @@ impl Leaving {
     fn begin(&mut self, now: Time) -> Option<Begun> {
         loop {
             let order = match self.outgoing.pop(now)? {
+                Next::Send(order) | Next::Late(order) if order.flow.is_over() => {
+                    self.ends.unlock(order, SendOutcome::Unsent);
+                    continue;
+                }
                 Next::Send(order) => order,
                 Next::Late(order) => {
-                    self.queues.counts.late_unsent.fetch_add(1, Ordering::Relaxed);
-                    self.queues.unlock(order, SendOutcome::Late);
+                    let counts = &self.ends.state.counts;
+                    counts.late_unsent.fetch_add(1, Ordering::Relaxed);
+                    self.ends.unlock(order, SendOutcome::Late);
                     continue;
                 }
             };
             let fragments = order.payload.bytes().len().div_ceil(self.hub.packet_payload_max);
-            let number = self.flow.next.fetch_add(1, Ordering::Relaxed);
+            let number = order.flow.next.fetch_add(1, Ordering::Relaxed);
+            self.count += 1;
             return Some(Begun {
                 order,
+                which: self.count,
                 number,
                 count: fragments.max(1) as u16, // of the longest message some fifty
                 index: 0,
@@ -142,14 +194,14 @@ impl Leaving {
             sent_at: order.sent_at,
             message_len: message.len() as u32,
             offset: offset as u32,
-            port: self.port,
+            port: order.flow.port,
             priority: order.priority,
             clock: Clock::Host,
             payload: &message[offset..message.len().min(offset + stride)],
         };
         let header = LmHeader::Extension {
             packet_type: TYPE_REALTIME,
-            key: self.flow.key,
+            key: order.flow.key,
             words: packet.words(),
         };
         let len = packet.payload.len() + RealTimePacket::TAIL_LEN;
@@ -180,18 +232,19 @@ impl Flow for Leaving {
             if !self.put(&begun, frame, out) {
                 // No frame for it: the socket asked how much fits one.
                 self.free.push_front(frame);
-                self.queues.counts.unsent.fetch_add(1, Ordering::Relaxed);
-                self.queues.unlock(begun.order, SendOutcome::Unsent);
+                let counts = &self.ends.state.counts;
+                counts.unsent.fetch_add(1, Ordering::Relaxed);
+                self.ends.unlock(begun.order, SendOutcome::Unsent);
                 continue;
             }
             begun.index += 1;
             begun.in_flight += 1;
-            self.of_frame[frame as usize] = begun.number;
+            self.of_frame[frame as usize] = begun.which;
             if begun.index < begun.count {
                 self.begun = Some(begun);
                 continue;
             }
-            self.queues.counts.sent.fetch_add(1, Ordering::Relaxed);
+            self.ends.state.counts.sent.fetch_add(1, Ordering::Relaxed);
             if begun.order.is_lent {
                 self.under_way.push(begun);
             }
@@ -199,26 +252,26 @@ impl Flow for Leaving {
     }
 
     fn departs(&self) -> Option<Time> {
-        let waits = self.begun.is_some() || !self.outgoing.is_empty() || !self.queues.orders.is_empty();
+        let waits = self.begun.is_some() || !self.outgoing.is_empty() || !self.ends.orders.is_empty();
         (waits && !self.free.is_empty()).then_some(Time::ZERO)
     }
 
     fn sent(&mut self, token: u64, _: Option<Time>) {
         let frame = token as u32;
         self.free.push_back(frame);
-        let number = self.of_frame[frame as usize];
-        if let Some(begun) = self.begun.as_mut().filter(|begun| begun.number == number) {
+        let which = self.of_frame[frame as usize];
+        if let Some(begun) = self.begun.as_mut().filter(|begun| begun.which == which) {
             begun.in_flight -= 1;
             return;
         }
-        let is_it = |begun: &Begun| begun.number == number;
+        let is_it = |begun: &Begun| begun.which == which;
         let Some(place) = self.under_way.iter().position(is_it) else {
             return;
         };
         self.under_way[place].in_flight -= 1;
         if self.under_way[place].in_flight == 0 {
             let order = self.under_way.swap_remove(place).order;
-            self.queues.unlock(order, SendOutcome::Left);
+            self.ends.unlock(order, SendOutcome::Left);
         }
     }
 }

@@ -2,28 +2,29 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::ArrayQueue;
 use lm_cards::{Foreign, Traffic};
 use lm_dataplane::port::Port;
-use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, Message, PeerId, Scope};
+use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, PeerId, Scope, Waker};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, Smoother};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, RealTimePacket, TYPE_REALTIME, TYPE_RT_REPORT};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::assembling::Assembling;
 use crate::error::{NotSent, OpenError, SendError};
 use crate::kernel::{Departures, Follower, Kernel};
-use crate::outgoing::Outgoing;
+use crate::message::{RtMessage, SendOptions, SendOutcome};
 use crate::pool::{Block, Blocks, Pool, RtBuffer};
+use crate::queues::{ArrivingEnd, Order, SocketEnds, SocketState, queues};
 use crate::receiving::{Expected, Receiving};
 use crate::sending::{Leaving, Reports, Sent, Smoothed};
-use crate::statistics::{Counts, Histograms, Statistics};
+use crate::statistics::{Histograms, Statistics};
 
 /// Frames of a socket at most: a transmit ring is shorter. How many are left, the endpoint says when the socket is connected.
 const FRAMES_MAX: u32 = 4096;
@@ -62,7 +63,10 @@ pub(crate) struct Hub {
     kernel: Mutex<Kernel>,
     /// Most bytes of a message in one packet.
     pub(crate) packet_payload_max: usize,
-    /// Receiving sockets by their numbers, and flows that are sent. Locked in the endpoint's rounds, and where sockets open and close.
+    /// Wakes the endpoint.
+    waker: Arc<Waker>,
+    /// Sockets by their numbers, and flows that are sent. Locked by the endpoint's thread alone: in its rounds, and where sockets open, connect
+    /// and close.
     pub(crate) sockets: Mutex<BTreeMap<u16, Receiver>>,
     pub(crate) flows: Mutex<Vec<(PeerId, Arc<Sent>)>>,
     pub(crate) refused_packets: AtomicU64,
@@ -133,53 +137,38 @@ impl Hub {
     }
 }
 
+impl Hub {
+    /// Whether it was made for this endpoint, by whose waker that is known.
+    fn is_of<P: Port>(&self, endpoint: &mut Endpoint<P>) -> Result<(), OpenError> {
+        let waker = endpoint.extensions().waker().map_err(OpenError::Waker)?;
+        match Arc::ptr_eq(&waker, &self.waker) {
+            true => Ok(()),
+            false => Err(OpenError::OtherEndpoint),
+        }
+    }
+
+    /// Gives up what is kept for sockets that are gone.
+    fn sweep<P: Port>(&self, endpoint: &mut Endpoint<P>) {
+        locked(&self.sockets).retain(|_, receiver| {
+            let is_open = !receiver.arriving.state.is_closed();
+            if !is_open {
+                endpoint.extensions().remove_flow(receiver.flow);
+            }
+            is_open
+        });
+        locked(&self.flows).retain(|(_, flow)| !flow.is_over());
+    }
+}
+
 /// A socket as its endpoint's rounds see it.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    pub(crate) queues: Arc<Queues>,
+    pub(crate) arriving: ArrivingEnd,
     pub(crate) assembling: Assembling,
     /// Of a socket with a period.
     pub(crate) expected: Option<Expected>,
-}
-
-/// A message on its way from the socket to the endpoint.
-#[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) payload: Block,
-    /// The application gets the block back ([`RtSocket::unlocked`]).
-    pub(crate) is_lent: bool,
-    pub(crate) priority: u8,
-    pub(crate) deadline: Option<Time>,
-    pub(crate) sent_at: Time,
-}
-
-/// Where a socket's thread and the endpoint's meet.
-#[derive(Debug)]
-pub(crate) struct Queues {
-    pub(crate) orders: ArrayQueue<Order>,
-    arrived: ArrayQueue<RtMessage>,
-    /// Lent memory on its way back.
-    unlocked: ArrayQueue<(RtBuffer, SendOutcome)>,
-    pub(crate) counts: Counts,
-    pub(crate) drops_late: bool,
-    pub(crate) same_host: bool,
-}
-
-impl Queues {
-    /// Keeps the last messages: the oldest gives way.
-    pub(crate) fn deliver(&self, message: RtMessage) {
-        if self.arrived.force_push(message).is_some() {
-            self.counts.superseded_here.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Nobody reads a message any more: lent memory goes back.
-    pub(crate) fn unlock(&self, order: Order, outcome: SendOutcome) {
-        if order.is_lent {
-            // As many have room as there are blocks.
-            let _ = self.unlocked.push((RtBuffer::whole(order.payload), outcome));
-        }
-    }
+    /// What leaves of it.
+    flow: FlowId,
 }
 
 /// How a socket is opened.
@@ -201,6 +190,26 @@ pub struct SocketConfig {
     pub period: Option<Duration>,
 }
 
+impl SocketConfig {
+    fn check(&self) -> Result<(), OpenError> {
+        let keep = self.keep;
+        let few = |(_, count): &(u64, u32)| (*count as usize) < keep.saturating_add(2);
+        if keep == 0 || self.frames == 0 {
+            return Err(OpenError::Empty);
+        }
+        if self.period.is_some_and(|period| period < PERIOD_LEAST) {
+            return Err(OpenError::Period);
+        }
+        if self.frames > FRAMES_MAX {
+            return Err(OpenError::ManyFrames(FRAMES_MAX));
+        }
+        match self.blocks.counts().find(few) {
+            Some((pages, count)) => Err(OpenError::FewBlocks { pages, count, keep }),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Default for SocketConfig {
     fn default() -> SocketConfig {
         SocketConfig {
@@ -214,29 +223,6 @@ impl Default for SocketConfig {
     }
 }
 
-/// How a message is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SendOptions {
-    /// 0 to 7; 7 leaves first.
-    pub priority: u8,
-    /// How long it is of use from now on; `None`: it is never late.
-    pub deadline: Option<Duration>,
-}
-
-/// What became of a message in lent memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SendOutcome {
-    /// It left: its last packet was completed. Or its queue was built anew meanwhile, so that nobody knows.
-    Left,
-    /// Its deadline passed before.
-    Late,
-    /// It gave way to newer ones.
-    Superseded,
-    /// The endpoint has no frame that takes it.
-    Unsent,
-}
-
 /// Real time on an endpoint: where its sockets come from.
 #[derive(Clone, Debug)]
 pub struct RealTime(Arc<Hub>);
@@ -246,7 +232,7 @@ impl RealTime {
     /// says when messages are sent and received ([`monotonic`]).
     ///
     /// # Errors
-    /// [`OpenError::Handler`], [`OpenError::Smoother`].
+    /// [`OpenError::Handler`], [`OpenError::Smoother`], [`OpenError::Waker`].
     pub fn new<P: Port>(
         endpoint: &mut Endpoint<P>,
         link: Option<Parameters>,
@@ -260,6 +246,7 @@ impl RealTime {
             packet_payload_max: mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN),
             clock: Box::new(clock),
             smoother: smoother.map(Mutex::new),
+            waker: endpoint.extensions().waker().map_err(OpenError::Waker)?,
             begun: (endpoint.status().now(), Instant::now()),
             left: Default::default(),
             others_wait: AtomicBool::new(false),
@@ -305,61 +292,57 @@ impl RealTime {
         Some(running.traffic())
     }
 
-    /// A socket with this number. All memory that its messages will need is taken here, and locked.
+    /// A socket with this number on the endpoint that real time was made for. All memory that its messages will need is taken here, and locked, and
+    /// so are the frames and descriptors that they leave in.
     ///
     /// # Errors
-    /// [`OpenError::Taken`], [`OpenError::Empty`], [`OpenError::Period`], [`OpenError::ManyFrames`], [`OpenError::FewBlocks`], [`OpenError::Blocks`].
-    pub fn socket(&self, port: u16, config: &SocketConfig) -> Result<RtSocket, OpenError> {
-        if config.keep == 0 || config.frames == 0 {
-            return Err(OpenError::Empty);
-        }
-        if config.period.is_some_and(|period| period < PERIOD_LEAST) {
-            return Err(OpenError::Period);
-        }
-        if config.frames > FRAMES_MAX {
-            return Err(OpenError::ManyFrames(FRAMES_MAX));
-        }
-        let keep = config.keep;
-        let few = |(_, count): &(u64, u32)| (*count as usize) < keep.saturating_add(2);
-        if let Some((pages, count)) = config.blocks.counts().find(few) {
-            return Err(OpenError::FewBlocks { pages, count, keep });
-        }
-        let mut sockets = locked(&self.0.sockets);
-        if sockets.contains_key(&port) {
+    /// [`OpenError`]: of all but handlers and smoothers.
+    pub fn socket<P: Port>(
+        &self,
+        endpoint: &mut Endpoint<P>,
+        port: u16,
+        config: &SocketConfig,
+    ) -> Result<RtSocket, OpenError> {
+        config.check()?;
+        self.0.is_of(endpoint)?;
+        self.0.sweep(endpoint);
+        if locked(&self.0.sockets).contains_key(&port) {
             return Err(OpenError::Taken(port));
         }
-        let packet = self.0.packet_payload_max;
+        let (keep, packet) = (config.keep, self.0.packet_payload_max);
         let out = Pool::new(Some((packet, 2 * keep)), config.blocks).map_err(OpenError::Blocks)?;
         let blocks: usize = config.blocks.counts().map(|(_, count)| count as usize).sum();
         let assembling = Assembling::new(Pool::new(None, config.blocks).map_err(OpenError::Blocks)?, blocks);
-        let queues = Arc::new(Queues {
-            orders: ArrayQueue::new(2 * keep + blocks),
-            arrived: ArrayQueue::new(config.keep),
-            unlocked: ArrayQueue::new(2 * keep + blocks),
-            counts: Counts::default(),
-            drops_late: config.drops_late,
-            same_host: config.same_host,
-        });
+        let state = SocketState::new(config.drops_late, config.same_host).map_err(OpenError::Waker)?;
+        let (ends, leaving, arriving) = queues(state, 2 * keep + blocks, keep);
+        let state = Arc::clone(&arriving.state);
+        let spec = FlowSpec {
+            to: None,
+            frames: config.frames,
+            descriptors: config.frames,
+        };
+        let leaving = Leaving::new(leaving, &self.0, config, endpoint.local());
+        let flow = endpoint.extensions().add_flow(&spec, Box::new(leaving))?;
         let receiver = Receiver {
-            queues: Arc::clone(&queues),
+            arriving,
             assembling,
             expected: config.period.map(Expected::new),
+            flow,
         };
-        sockets.insert(port, receiver);
-        drop(sockets);
+        locked(&self.0.sockets).insert(port, receiver);
         let follower = locked(&self.0.kernel).follow(&self.0);
         Ok(RtSocket {
             _follower: follower,
             hub: Arc::clone(&self.0),
-            queues,
-            port,
-            config: *config,
+            state,
+            ends,
+            leaving: flow,
             payload_max: config
                 .blocks
                 .longest()
                 .map_or(packet, |longest| longest.max(packet)),
             out,
-            flow: None,
+            connected: None,
             missed: 0,
         })
     }
@@ -370,17 +353,17 @@ impl RealTime {
     }
 }
 
-/// A real-time socket. It may be sent to a thread of its own; the endpoint is polled by another.
+/// A real-time socket. It may be sent to a thread of its own; the endpoint is polled by another. Neither waits for the other to send or receive.
 #[derive(Debug)]
 pub struct RtSocket {
     hub: Arc<Hub>,
-    queues: Arc<Queues>,
-    port: u16,
-    config: SocketConfig,
+    state: Arc<SocketState>,
+    ends: SocketEnds,
+    leaving: FlowId,
     payload_max: usize,
     /// Memory for messages until they leave.
     out: Arc<Pool>,
-    flow: Option<(FlowId, PeerId, Arc<Sent>)>,
+    connected: Option<(PeerId, Arc<Sent>)>,
     /// Of the periods that passed without a message, those that were told.
     missed: u64,
     /// The last socket takes it along.
@@ -388,50 +371,37 @@ pub struct RtSocket {
 }
 
 impl RtSocket {
-    /// Sends to socket `port` of a peer from now on, and to the one before no more.
+    /// Sends to socket `port` of a peer from now on, and to the one before no more: what has not left for that is not sent, and lent memory
+    /// comes back.
     ///
     /// # Errors
-    /// [`OpenError::Flow`].
+    /// [`OpenError::Flow`], [`OpenError::OtherEndpoint`].
     pub fn connect<P: Port>(
         &mut self,
         endpoint: &mut Endpoint<P>,
         peer: PeerId,
         port: u16,
     ) -> Result<(), OpenError> {
-        let spec = FlowSpec {
-            to: peer,
-            frames: self.config.frames,
-            descriptors: self.config.frames,
-        };
-        let flow = Arc::new(Sent::new(random()));
-        let leaving = Leaving {
-            queues: Arc::clone(&self.queues),
-            hub: Arc::clone(&self.hub),
-            outgoing: Outgoing::new(self.config.keep),
-            begun: None,
-            under_way: Vec::with_capacity(self.config.frames as usize),
-            of_frame: vec![0; self.config.frames as usize],
-            flow: Arc::clone(&flow),
-            from: endpoint.local(),
-            port,
-            free: (0..self.config.frames).collect(),
-        };
-        self.disconnect(endpoint);
-        let id = endpoint.extensions().add_flow(&spec, Box::new(leaving))?;
+        self.hub.is_of(endpoint)?;
+        endpoint.extensions().aim_flow(self.leaving, peer)?;
+        self.disconnect();
+        let flow = Arc::new(Sent::new(random(), port));
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
-        self.flow = Some((id, peer, flow));
+        self.connected = Some((peer, flow));
         Ok(())
     }
 
-    /// Takes its frames and descriptors from the endpoint, which a socket that is dropped leaves there. What has not left is lost.
-    pub fn close<P: Port>(mut self, endpoint: &mut Endpoint<P>) {
-        self.disconnect(endpoint);
+    /// Takes its frames and descriptors from the endpoint; those of a socket that is dropped stay there until another one is opened. What has not
+    /// left is lost.
+    pub fn close<P: Port>(self, endpoint: &mut Endpoint<P>) {
+        let hub = Arc::clone(&self.hub);
+        drop(self);
+        hub.sweep(endpoint);
     }
 
-    fn disconnect<P: Port>(&mut self, endpoint: &mut Endpoint<P>) {
-        if let Some((id, peer, flow)) = self.flow.take() {
-            endpoint.extensions().remove_flow(id);
-            locked(&self.hub.flows).retain(|known| known.0 != peer || known.1.key != flow.key);
+    fn disconnect(&mut self) {
+        if let Some((_, flow)) = self.connected.take() {
+            flow.end();
         }
     }
 
@@ -445,19 +415,20 @@ impl RtSocket {
     /// # Errors
     /// [`SendError`].
     pub fn send(&mut self, payload: &[u8], options: SendOptions) -> Result<(), SendError> {
-        if self.flow.is_none() {
+        let Some((_, flow)) = &self.connected else {
             return Err(SendError::NotConnected);
-        }
+        };
         if payload.len() > self.payload_max {
             return Err(SendError::TooLong(self.payload_max));
         }
         let mut block = self.out.take(payload.len()).ok_or(SendError::NotPolled)?;
         block.bytes_mut().copy_from_slice(payload);
-        self.order(block, false, options);
+        let flow = Arc::clone(flow);
+        self.order(flow, (block, false), options);
         Ok(())
     }
 
-    fn order(&mut self, payload: Block, is_lent: bool, options: SendOptions) {
+    fn order(&mut self, flow: Arc<Sent>, (payload, is_lent): (Block, bool), options: SendOptions) {
         let sent_at = (self.hub.clock)();
         let order = Order {
             payload,
@@ -465,9 +436,11 @@ impl RtSocket {
             priority: options.priority.min(7),
             deadline: options.deadline.map(|deadline| sent_at + deadline),
             sent_at,
+            flow,
         };
         // As many have room as there are blocks.
-        let _ = self.queues.orders.push(order);
+        let _ = self.ends.orders.push(order);
+        self.hub.waker.wake();
     }
 
     /// Lends memory for a message of `len` bytes, or a longer one if its block takes it. `None`: none is left, or none is as long. It is of the
@@ -477,19 +450,24 @@ impl RtSocket {
     }
 
     /// Hands a message over in the first `len` bytes of lent memory; never waits. It leaves as others do. [`unlocked`](Self::unlocked) gives the
-    /// memory back when the device is done with it; where the socket is connected anew or closed before, it is lent no more.
+    /// memory back when the device is done with it; where the socket is closed before, it is lent no more.
     ///
     /// # Errors
     /// [`SendError`], with the memory.
     pub fn send_buffer(&mut self, buffer: RtBuffer, len: usize, options: SendOptions) -> Result<(), NotSent> {
-        let reason = if self.flow.is_none() {
-            SendError::NotConnected
-        } else if !buffer.is_of(&self.out) {
+        let Some((_, flow)) = &self.connected else {
+            return Err(NotSent {
+                buffer,
+                reason: SendError::NotConnected,
+            });
+        };
+        let reason = if !buffer.is_of(&self.out) {
             SendError::Foreign
         } else if len > buffer.len() {
             SendError::TooLong(buffer.len())
         } else {
-            self.order(buffer.cut(len), true, options);
+            let flow = Arc::clone(flow);
+            self.order(flow, (buffer.cut(len), true), options);
             return Ok(());
         };
         Err(NotSent { buffer, reason })
@@ -497,97 +475,73 @@ impl RtSocket {
 
     /// Lent memory that came back since this was asked last, and what became of its message.
     pub fn unlocked(&mut self) -> Option<(RtBuffer, SendOutcome)> {
-        self.queues.unlocked.pop()
+        self.ends.unlocked.pop().ok()
     }
 
-    /// The next message that came.
+    /// The next message that came; never waits.
     pub fn recv(&mut self) -> Option<RtMessage> {
-        self.queues.arrived.pop()
+        self.ends.arrived.take()
+    }
+
+    /// Sleeps until a message has come, lent memory is back, or a period has passed without a message; at most so long, if that is said. On a
+    /// thread of its own: who polls the endpoint waits on that. `false`: nothing is there.
+    pub fn wait(&mut self, longest: Option<Duration>) -> bool {
+        if self.has_news() {
+            return true;
+        }
+        self.state.waker.arm();
+        if !self.has_news() {
+            let mut readable = [PollFd::new(&self.state.waker, PollFlags::IN)];
+            let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
+            // A signal ends it as well.
+            let _ = rustix::event::poll(&mut readable, longest.as_ref());
+        }
+        self.state.waker.disarm();
+        self.has_news()
+    }
+
+    fn has_news(&self) -> bool {
+        // Relaxed: the waker orders it.
+        let missed = self.state.counts.missed.load(Ordering::Relaxed);
+        self.ends.arrived.has_some() || !self.ends.unlocked.is_empty() || missed != self.missed
     }
 
     /// Periods that passed without a message since this was asked last; 0 without a period.
     pub fn missed(&mut self) -> u64 {
         // Relaxed: nothing is ordered by it.
-        let missed = self.queues.counts.missed.load(Ordering::Relaxed);
+        let missed = self.state.counts.missed.load(Ordering::Relaxed);
         missed - std::mem::replace(&mut self.missed, missed)
     }
 
     /// How long things took, and how many messages were lost in a row.
     pub fn histograms(&self) -> &Histograms {
-        &self.queues.counts.times
+        &self.state.counts.times
     }
 
     /// What it has done so far.
     pub fn statistics(&self) -> Statistics {
-        let flow = self.flow.as_ref().map(|(_, _, flow)| flow);
+        let flow = self.connected.as_ref().map(|(_, flow)| flow);
         // Relaxed: each number is right for itself.
         Statistics {
             reported_whole: flow.map_or(0, |flow| flow.whole()),
             reported_lost: flow.map_or(0, |flow| flow.lost()),
             refused_packets: self.hub.refused_packets.load(Ordering::Relaxed),
             refused_reports: self.hub.refused_reports.load(Ordering::Relaxed),
-            ..self.queues.counts.read()
+            ..self.state.counts.read()
         }
+    }
+}
+
+impl AsFd for RtSocket {
+    /// Readable when something may have come since [`wait`](Self::wait) found nothing: for poll(2) of a thread with other descriptors.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.state.waker.as_fd()
     }
 }
 
 impl Drop for RtSocket {
     fn drop(&mut self) {
-        locked(&self.hub.sockets).remove(&self.port);
-    }
-}
-
-/// What is known of a message beside its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// Who sent it.
-    pub from: PeerId,
-    /// Its number in its flow.
-    pub number: u32,
-    /// 0 to 7.
-    pub priority: u8,
-    /// When it was sent, by its sender's clock.
-    pub sent_at: Time,
-    /// When it came, by this host's.
-    pub received_at: Time,
-    /// How much longer it took than the fastest of the last ten seconds.
-    pub delay: Duration,
-    /// Messages that did not come since the one before.
-    pub lost: u32,
-    /// It came behind its deadline.
-    pub late: bool,
-}
-
-/// Where a message lies.
-#[derive(Debug)]
-pub(crate) enum Bytes {
-    /// Where it came in, with so many bytes.
-    Frame(Message, usize),
-    /// Put together.
-    Block(Block),
-}
-
-/// A real-time message: of one packet where it came in, of several in a block of its socket. Its memory goes back when it is dropped.
-#[derive(Debug)]
-pub struct RtMessage {
-    pub(crate) bytes: Bytes,
-    pub(crate) info: Info,
-}
-
-impl RtMessage {
-    /// What is known of it.
-    pub fn info(&self) -> &Info {
-        &self.info
-    }
-}
-
-impl Deref for RtMessage {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Frame(message, len) => &message[..*len],
-            Bytes::Block(block) => block.bytes(),
-        }
+        self.disconnect();
+        self.state.close();
     }
 }

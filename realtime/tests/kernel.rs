@@ -45,7 +45,9 @@ fn link() -> Option<Parameters> {
 fn socket(endpoint: &mut Endpoint) -> (RealTime, RtSocket) {
     let real_time = RealTime::new(endpoint, link(), monotonic).expect("no other handler");
     real_time.hold_kernel("va", Foreign::Keep);
-    let socket = real_time.socket(1, &SocketConfig::default()).expect("free");
+    let socket = real_time
+        .socket(endpoint, 1, &SocketConfig::default())
+        .expect("free");
     (real_time, socket)
 }
 
@@ -117,12 +119,16 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
     flood.set_nonblocking(true).expect("a socket");
     let mut far = pair.b.run(|| open("vb"));
     let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
-    let mut received = of_far.socket(1, &SocketConfig::default()).expect("free");
+    let mut received = of_far
+        .socket(&mut far, 1, &SocketConfig::default())
+        .expect("free");
     pair.a.run(|| {
         let before = qdiscs();
         let mut near = open("va");
         let (real_time, mut socket) = socket(&mut near);
-        let second = real_time.socket(2, &SocketConfig::default()).expect("free");
+        let second = real_time
+            .socket(&mut near, 2, &SocketConfig::default())
+            .expect("free");
         let options = ConnectOptions {
             session: lm_dataplane::Session::Later,
             ..ConnectOptions::default()
@@ -174,7 +180,9 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
         assert_eq!(qdiscs(), before);
         assert_eq!(real_time.kernel_traffic(), None);
         // Sockets come again, and so does the class; with its endpoint goes nothing else.
-        let again = real_time.socket(2, &SocketConfig::default()).expect("free");
+        let again = real_time
+            .socket(&mut near, 2, &SocketConfig::default())
+            .expect("free");
         assert!(real_time.kernel_traffic().is_some());
         drop(near);
         drop(again);
@@ -196,9 +204,15 @@ fn what_stands_against_it_is_said_once_and_sockets_work_without() {
         let text = logged(|| {
             let (real_time, socket) = socket(&mut endpoint);
             assert_eq!(real_time.kernel_traffic(), None);
-            let second = real_time.socket(2, &SocketConfig::default()).expect("free");
+            let second = real_time
+                .socket(&mut endpoint, 2, &SocketConfig::default())
+                .expect("free");
             drop((socket, second));
-            drop(real_time.socket(1, &SocketConfig::default()).expect("free again"));
+            drop(
+                real_time
+                    .socket(&mut endpoint, 1, &SocketConfig::default())
+                    .expect("free again"),
+            );
         });
         assert_eq!(text.matches("WARN").count(), 1, "{text}");
         assert!(

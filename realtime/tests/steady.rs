@@ -151,11 +151,10 @@ fn messages_of_any_length_allocate_nothing_and_fault_no_page() {
         ..SocketConfig::default()
     };
     let (mut near, mut far) = (pair.a.run(|| open("va")), pair.b.run(|| open("vb")));
-    let real_time =
-        [&mut near, &mut far].map(|end| RealTime::new(end, None, monotonic).expect("no other handler"));
-    let [mut sender, receiver] = real_time
-        .each_ref()
-        .map(|one| one.socket(1, &config).expect("memory"));
+    let [mut sender, receiver] = [&mut near, &mut far].map(|end| {
+        let real_time = RealTime::new(end, None, monotonic).expect("no other handler");
+        real_time.socket(end, 1, &config).expect("memory")
+    });
     let options = ConnectOptions {
         session: Session::Later,
         ..ConnectOptions::default()

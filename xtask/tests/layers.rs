@@ -123,6 +123,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "release",
             "ring",
             "ring_memory",
+            "waker",
             "words",
             "writer",
         ],

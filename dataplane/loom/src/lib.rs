@@ -1,7 +1,7 @@
-//! Memory ordering of the rings and of the gate's log, tried by `loom` in every interleaving.
+//! Memory ordering of the rings, of the gate's log and of real-time messages between threads, tried by `loom` in every interleaving.
 //!
-//! `dataplane/src/ring.rs` and `ebpf/src/log.rs` are compiled here once more, word for word, over another memory:
-//! `ring_memory` and `shared` take the places of the modules of the same names, with loom's atomics for the words that
+//! `dataplane/src/ring.rs`, `ebpf/src/log.rs` and `realtime/src/latest.rs` are compiled here once more, word for word, over another memory:
+//! `ring_memory`, `shared` and `entries` take the places of the modules of the same names, with loom's atomics for the words that
 //! both parties access and loom's cells for ring entries, which report every access that nothing orders. So what is
 //! checked is the code that runs, and nothing of loom is in the product.
 //!
@@ -10,6 +10,11 @@
 //! `cargo test -p lm-ring-models`; about 15 seconds.
 #![cfg(test)]
 
+mod entries;
+#[path = "../../../realtime/src/latest.rs"]
+#[allow(dead_code, reason = "a part of it is under test")]
+mod latest;
+mod latest_models;
 #[path = "../../../ebpf/src/log.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part of it is under test")]
 mod log;

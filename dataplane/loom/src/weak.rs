@@ -24,6 +24,10 @@ pub(crate) enum Access {
     PostedStore,
     /// The gate looks how many packets it may accept.
     PostedLoad,
+    /// An entry with a message goes into a slot, and one that is empty or has an old message comes out.
+    LatestPut,
+    /// An empty entry goes into a slot, and one with a message comes out.
+    LatestTake,
 }
 
 thread_local! {

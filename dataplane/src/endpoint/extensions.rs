@@ -1,9 +1,11 @@
 //! What extensions register at an endpoint: shapers, flows, handlers of packet types, a source of landing memory.
 
+use std::io;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::completion::LoanError;
+use crate::completion::{LoanError, PeerId};
 use crate::endpoint::Endpoint;
 use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::kernel::KernelNic;
@@ -11,6 +13,7 @@ use crate::message::LandingRegion;
 use crate::placing::ZoneSource;
 use crate::port::Port;
 use crate::scheduler::{Flow, FlowError, FlowId, FlowSpec, Scope, Shaper};
+use crate::waker::Waker;
 
 /// The extension points of an endpoint ([`Endpoint::extensions`]).
 #[derive(Debug)]
@@ -31,6 +34,28 @@ impl<P: Port> Extensions<'_, P> {
     /// See [`FlowError`].
     pub fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
         self.endpoint.engine.add_flow(spec, flow)
+    }
+
+    /// Has a flow's packets go to another peer, or to the first one. Those that are on their way arrive where they were sent.
+    ///
+    /// # Errors
+    /// [`FlowError::UnknownPeer`], [`FlowError::UnknownFlow`].
+    pub fn aim_flow(&mut self, id: FlowId, to: PeerId) -> Result<(), FlowError> {
+        self.endpoint.engine.aim_flow(id, to)
+    }
+
+    /// What ends this endpoint's waits from another thread: by then a flow has something to send perhaps.
+    ///
+    /// # Errors
+    /// eventfd(2)'s, the first time.
+    pub fn waker(&mut self) -> io::Result<Arc<Waker>> {
+        if let Some(waker) = &self.endpoint.waker {
+            return Ok(Arc::clone(waker));
+        }
+        let waker = Arc::new(Waker::new()?);
+        self.endpoint.engine.port.wake_by(Arc::clone(&waker));
+        self.endpoint.waker = Some(Arc::clone(&waker));
+        Ok(waker)
     }
 
     /// Takes a flow out: it is not asked again and hears nothing of what is under way. `None`: there is none of that name.

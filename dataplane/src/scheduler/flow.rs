@@ -25,8 +25,9 @@ pub trait Flow: Send {
 /// What a flow is for, and what is kept for it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowSpec {
-    /// Where its packets go: the data port of this peer.
-    pub to: PeerId,
+    /// Where its packets go: the data port of this peer. `None`: nowhere yet, and it is asked for none
+    /// ([`Extensions::aim_flow`](crate::Extensions::aim_flow)).
+    pub to: Option<PeerId>,
     /// Frames: each has room for one packet of up to [`TxBatch::payload_max`] bytes.
     pub frames: u32,
     /// Descriptors: packets that the device may have at once.
@@ -44,6 +45,9 @@ pub enum FlowError {
     /// No such peer.
     #[error("the endpoint knows no such peer; resolve it first")]
     UnknownPeer,
+    /// No such flow.
+    #[error("the endpoint has no such flow; it was taken out")]
+    UnknownFlow,
     /// It needs at least one of each.
     #[error("a flow needs at least one frame and one descriptor")]
     Empty,
@@ -63,6 +67,7 @@ pub enum FlowError {
 pub struct TxBatch<'a> {
     umem: &'a Umem,
     lane: &'a mut Lane,
+    addressing: Addressing,
     left: u32,
     /// UMEM address and length of what goes to the ring.
     ready: &'a mut Vec<(u64, u32)>,
@@ -71,7 +76,7 @@ pub struct TxBatch<'a> {
 impl TxBatch<'_> {
     /// Most bytes behind the UDP header.
     pub fn payload_max(&self) -> usize {
-        self.lane.frame_len as usize - self.lane.addressing.udp_header_len()
+        self.lane.frame_len as usize - self.addressing.udp_header_len()
     }
 
     /// Packets that can be put now.
@@ -85,7 +90,7 @@ impl TxBatch<'_> {
         if !is_free {
             return None;
         }
-        let below = self.lane.addressing.udp_header_len() as u64;
+        let below = self.addressing.udp_header_len() as u64;
         let (start, len) = (
             self.lane.address(frame) + below,
             u64::from(self.lane.frame_len) - below,
@@ -104,7 +109,7 @@ impl TxBatch<'_> {
             return false;
         };
         let mut headers = [0u8; 64];
-        let Ok(header_len) = lane.addressing.write_udp_headers(&mut headers, len) else {
+        let Ok(header_len) = self.addressing.write_udp_headers(&mut headers, len) else {
             return false;
         };
         let packet_len = (header_len + len) as u32;
@@ -127,7 +132,8 @@ impl TxBatch<'_> {
 /// What is kept for a flow.
 #[derive(Debug)]
 struct Lane {
-    addressing: Addressing,
+    /// Where its packets go, if anywhere.
+    addressing: Option<Addressing>,
     /// UMEM address of its memory, and its length.
     start: u64,
     len: u64,
@@ -217,14 +223,14 @@ impl Flows {
     pub(super) fn add(
         &mut self,
         spec: &FlowSpec,
-        addressing: &Addressing,
+        addressing: Option<Addressing>,
         (start, frame_len): (u64, u32),
         flow: Box<dyn Flow>,
     ) -> FlowId {
         self.last += 1;
         let id = FlowId(self.last);
         let lane = Lane {
-            addressing: *addressing,
+            addressing,
             start,
             len: u64::from(spec.frames) * u64::from(frame_len),
             frame_len,
@@ -239,6 +245,16 @@ impl Flows {
             lane,
         });
         id
+    }
+
+    /// Has a flow's packets go elsewhere; `false`: there is none of that name.
+    pub(super) fn aim(&mut self, id: FlowId, addressing: &Addressing) -> bool {
+        let is_it = |registered: &&mut Registered| registered.id == id && registered.flow.is_some();
+        let Some(registered) = self.all.iter_mut().find(is_it) else {
+            return false;
+        };
+        registered.lane.addressing = Some(*addressing);
+        true
     }
 
     /// Takes a flow out.
@@ -269,9 +285,10 @@ impl Flows {
         let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
             return Asked::Nothing;
         };
-        let is_due = |flow: &&mut Box<dyn Flow>| flow.departs().is_some_and(|due| due <= now);
+        let is_due = |flow: &Box<dyn Flow>| flow.departs().is_some_and(|due| due <= now);
         let budget = lane.descriptors - lane.pending.len() as u32;
-        let Some(flow) = flow.as_mut().filter(is_due).filter(|_| budget > 0) else {
+        let able = flow.as_mut().zip(lane.addressing);
+        let Some((flow, addressing)) = able.filter(|(flow, _)| budget > 0 && is_due(flow)) else {
             return Asked::Nothing;
         };
         let allowed = allowed(budget);
@@ -282,6 +299,7 @@ impl Flows {
         let mut batch = TxBatch {
             umem,
             lane,
+            addressing,
             left: allowed,
             ready: &mut self.ready,
         };
@@ -336,7 +354,7 @@ impl Flows {
     pub(super) fn departs(&self) -> Option<Time> {
         let able = self.all.iter().filter(|registered| {
             let lane = &registered.lane;
-            (lane.pending.len() as u32) < lane.descriptors
+            lane.addressing.is_some() && (lane.pending.len() as u32) < lane.descriptors
         });
         able.filter_map(|registered| registered.flow.as_ref()?.departs())
             .min()

@@ -196,7 +196,7 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             .add(TYPE_RT_REPORT..=TYPE_WINDOWS, Box::new(reports))
             .expect("free");
         let spec = FlowSpec {
-            to: peer,
+            to: Some(peer),
             frames: 16,
             descriptors: 16,
         };

@@ -128,7 +128,7 @@ fn watch(bed: &Bed) -> Shared {
 fn spec(bed: &mut Bed) -> FlowSpec {
     let index = bed.hosts[0].peers.find(data_address(1)).expect("a peer");
     FlowSpec {
-        to: bed.hosts[0].peers.id_of(index),
+        to: Some(bed.hosts[0].peers.id_of(index)),
         frames: 16,
         descriptors: 16,
     }
@@ -352,6 +352,28 @@ fn frames_and_descriptors_are_a_flows_own() {
     assert!(lock(&log).sent.is_empty());
     assert_eq!(lock(&log).waits.len(), 32);
     assert!(bed.hosts.len() > RECEIVERS);
+}
+
+/// Frames and descriptors may be kept before there is anybody to send to.
+#[test]
+fn a_flow_without_a_peer_waits_until_it_is_aimed() {
+    let (mut bed, _) = bed([TWO_QUEUES; 2]);
+    bed.wire.set_delivery(Delivery::Manual);
+    let log = watch(&bed);
+    let spec = spec(&mut bed);
+    let flow = Pulse::new(&log, bed.now_ns, &spec, true);
+    let nowhere = FlowSpec { to: None, ..spec };
+    let id = bed.hosts[0].add_flow(&nowhere, flow).expect("room");
+    assert_eq!(bed.hosts[0].sending.arena().live(), 1);
+    rounds(&mut bed, &log, 3, |_| {});
+    assert_eq!(counts(&log), (0, 0, 0));
+    assert_eq!(bed.hosts[0].sending.parts().0.flows_depart(), None);
+    let peer = spec.to.expect("a peer");
+    bed.hosts[0].aim_flow(id, peer).expect("both are known");
+    rounds(&mut bed, &log, 3, |_| {});
+    assert!(counts(&log).0 > 16 && lock(&log).waits.len() > 16);
+    bed.hosts[0].remove_flow(id).expect("it was there");
+    assert_eq!(bed.hosts[0].aim_flow(id, peer), Err(FlowError::UnknownFlow));
 }
 
 /// A quarter of what the bed's queues may have in flight.

@@ -181,7 +181,7 @@ fn one(semantics: Semantics, seed: u64) -> String {
         .add_handler(TYPE_RT_REPORT..=TYPE_RT_REPORT, Box::new(reports))
         .expect("a free type");
     let spec = FlowSpec {
-        to: peer,
+        to: Some(peer),
         frames: FRAMES,
         descriptors: FRAMES,
     };

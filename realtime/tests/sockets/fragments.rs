@@ -144,8 +144,7 @@ fn a_message_with_a_gap_is_lost_and_its_block_comes_back() {
 #[test]
 fn blocks_that_are_too_few_or_too_many_are_an_error_at_once() {
     let mut bed = Bed::new(Semantics::Copy, 12, &exact(), None);
-    let [real_time, _] = &bed.real_time;
-    let open = |blocks| real_time.socket(1, &SocketConfig { blocks, ..exact() });
+    let mut open = |blocks| bed.socket(1, &SocketConfig { blocks, ..exact() });
     let none = Blocks::default();
     let error = open(Blocks { of_4: 17, ..none }).expect_err("18 at least");
     assert!(

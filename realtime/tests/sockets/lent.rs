@@ -81,7 +81,7 @@ fn lent_memory_comes_back_with_what_became_of_its_message() {
         .collect();
     assert!(bed.sockets[0].buffer(2000).is_none());
     assert!(bed.sockets[0].buffer(3997).is_none());
-    let mut other = bed.real_time[0].socket(1, &config).expect("free");
+    let mut other = bed.socket(1, &config).expect("free");
     let refused = |sent: Result<(), NotSent>| {
         let NotSent { buffer, reason } = sent.expect_err("refused");
         (buffer, reason)

@@ -14,7 +14,7 @@ use lm_dataplane::{ConnectOptions, PeerId};
 use lm_examples::{World, small};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig};
+use lm_realtime::{Blocks, OpenError, RealTime, RtSocket, SendOptions, SocketConfig};
 use lm_sim::{Impairments, Semantics};
 
 const PORT: u16 = 5000;
@@ -38,9 +38,9 @@ impl Bed {
             let now = move || Time::from_nanos(clock.load(Ordering::Relaxed));
             RealTime::new(end, link, now).expect("no other handler")
         });
-        let mut sockets = real_time
-            .each_ref()
-            .map(|real_time| real_time.socket(PORT, config).expect("free"));
+        let [near, far] = &mut world.ends;
+        let mut sockets = [(&real_time[0], near), (&real_time[1], far)]
+            .map(|(real_time, end)| real_time.socket(end, PORT, config).expect("free"));
         sockets[0]
             .connect(&mut world.ends[0], peer, PORT)
             .expect("frames");
@@ -51,6 +51,11 @@ impl Bed {
             sockets,
             peer,
         }
+    }
+
+    /// Another socket of the first host.
+    fn socket(&mut self, number: u16, config: &SocketConfig) -> Result<RtSocket, OpenError> {
+        self.real_time[0].socket(&mut self.world.ends[0], number, config)
     }
 
     fn calm(&self) {

@@ -181,22 +181,15 @@ fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
 #[test]
 fn bad_input_is_one_clear_error() {
     let mut bed = Bed::new(Semantics::Copy, 5, &exact(), None);
-    let [real_time, _] = &bed.real_time;
-    assert!(matches!(
-        real_time.socket(PORT, &exact()),
-        Err(OpenError::Taken(PORT))
-    ));
+    assert!(matches!(bed.socket(PORT, &exact()), Err(OpenError::Taken(PORT))));
     let nothing = SocketConfig { frames: 0, ..exact() };
-    assert!(matches!(real_time.socket(1, &nothing), Err(OpenError::Empty)));
+    assert!(matches!(bed.socket(1, &nothing), Err(OpenError::Empty)));
     let many = SocketConfig {
         frames: u32::MAX,
         ..exact()
     };
-    assert!(matches!(
-        real_time.socket(1, &many),
-        Err(OpenError::ManyFrames(4096))
-    ));
-    let mut other = real_time.socket(1, &exact()).expect("free");
+    assert!(matches!(bed.socket(1, &many), Err(OpenError::ManyFrames(4096))));
+    let mut other = bed.socket(1, &exact()).expect("free");
     assert_eq!(other.send(b"x", options(0, 0)), Err(SendError::NotConnected));
     let most = bed.sockets[0].payload_max();
     assert_eq!(
@@ -213,7 +206,7 @@ fn bad_input_is_one_clear_error() {
     assert!(matches!(again, Err(OpenError::Handler(_))));
     // The number is free when its socket is gone.
     drop(other);
-    bed.real_time[0].socket(1, &exact()).expect("free again");
+    bed.socket(1, &exact()).expect("free again");
 }
 
 /// Frames and descriptors of a socket are another's when it is closed, or connected anew.
@@ -226,12 +219,13 @@ fn what_was_kept_for_a_socket_comes_back() {
     let mut bed = Bed::new(Semantics::Copy, 9, &config, None);
     bed.calm();
     for number in 1..=200u16 {
-        let [end, _] = &mut bed.world.ends;
         bed.sockets[0]
-            .connect(end, bed.peer, PORT)
+            .connect(&mut bed.world.ends[0], bed.peer, PORT)
             .expect("the frames before came back");
-        let mut other = bed.real_time[0].socket(number, &config).expect("free");
-        other.connect(end, bed.peer, PORT).expect("frames");
+        let mut other = bed.socket(number, &config).expect("free");
+        other
+            .connect(&mut bed.world.ends[0], bed.peer, PORT)
+            .expect("frames");
         bed.sockets[0]
             .send(&number.to_be_bytes(), options(0, 0))
             .expect("polled");
@@ -282,7 +276,7 @@ fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
 fn a_thread_of_its_own_sends_and_receives() {
     let mut bed = Bed::new(Semantics::Copy, 8, &exact(), None);
     bed.calm();
-    let other = RealTime::socket(&bed.real_time[0], 1, &exact()).expect("free");
+    let other = bed.socket(1, &exact()).expect("free");
     let mut socket = std::mem::replace(&mut bed.sockets[0], other);
     let sender = std::thread::spawn(move || {
         let mut sent = 0u32;

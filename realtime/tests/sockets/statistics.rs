@@ -155,7 +155,7 @@ fn a_period_without_a_message_is_an_event() {
         period: Some(Duration::from_micros(9)),
         ..exact()
     };
-    let error = bed.real_time[0].socket(1, &short).expect_err("too short");
+    let error = bed.socket(1, &short).expect_err("too short");
     assert!(
         matches!(error, OpenError::Period) && error.to_string().contains("10 µs"),
         "{error}"

@@ -90,7 +90,7 @@ fn open(args: &EndArgs, spec: &Spec, port: u16) -> Result<Endpoint, Failure> {
 }
 
 /// A socket for messages of one packet, or of several where they are to be longer than that.
-fn socket(real_time: &RealTime, spec: &Spec) -> Result<RtSocket, Failure> {
+fn socket(endpoint: &mut Endpoint, real_time: &RealTime, spec: &Spec) -> Result<RtSocket, Failure> {
     let is_long = spec.size > spec.mtu.into();
     let config = SocketConfig {
         keep: KEEP,
@@ -103,7 +103,9 @@ fn socket(real_time: &RealTime, spec: &Spec) -> Result<RtSocket, Failure> {
             ..Blocks::default()
         },
     };
-    real_time.socket(PORT, &config).map_err(|error| failed(&error))
+    real_time
+        .socket(endpoint, PORT, &config)
+        .map_err(|error| failed(&error))
 }
 
 fn failed(error: &dyn std::error::Error) -> Failure {
@@ -128,7 +130,7 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     });
     let real_time = RealTime::new(&mut endpoint, parameters, monotonic).map_err(|error| failed(&error))?;
     real_time.hold_kernel(&args.interface, Foreign::Keep);
-    let mut socket = socket(&real_time, spec)?;
+    let mut socket = socket(&mut endpoint, &real_time, spec)?;
     if sending.smoother.is_some() && real_time.kernel_traffic().is_none() {
         return Err(Failure::new(
             "the kernel's traffic does not follow the smoother; see the warning above",
@@ -227,7 +229,7 @@ pub(super) fn receive(
     timetable.check().map_err(|error| failed(&error))?;
     let mut endpoint = open(args, spec, spec.address.port())?;
     let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
-    let mut socket = socket(&real_time, spec)?;
+    let mut socket = socket(&mut endpoint, &real_time, spec)?;
     ready();
     let mut ends_ns = timetable.ends_ns();
     let mut answered = None;
