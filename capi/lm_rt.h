@@ -102,7 +102,7 @@ struct lm_rt_stats {
     uint64_t late;               /* that came behind their deadline */
     uint64_t missed;             /* periods that passed without one */
     uint64_t overtaken;          /* packets that came twice, or behind a newer message */
-    uint64_t no_block;           /* packets of messages for which there was no block */
+    uint64_t no_block;           /* packets of messages for which there was no block or frame */
     uint64_t superseded_here;    /* messages that gave way to newer ones before they were received */
     uint64_t refused_packets;    /* for another number, or that nobody understands */
     uint64_t refused_reports;    /* that cannot be true */

@@ -111,13 +111,13 @@ impl From<OpenError> for Failure {
 
 impl From<lm_realtime::OpenError> for Failure {
     fn from(error: lm_realtime::OpenError) -> Failure {
-        use lm_realtime::OpenError::{Blocks, Flow, Handler, Taken};
+        use lm_realtime::OpenError::{Blocks, Flow, Handler, ReceiveFrames, Taken};
         let errno = match &error {
             Taken(_) => libc::EADDRINUSE,
             Blocks(source) => below(source),
             Handler(_) => libc::EBUSY,
             Flow(FlowError::NoMemory) => libc::ENOMEM,
-            Flow(FlowError::NoDescriptors { .. }) => libc::ENOBUFS,
+            Flow(FlowError::NoDescriptors { .. }) | ReceiveFrames(_) => libc::ENOBUFS,
             _ => libc::EINVAL,
         };
         of(errno, &error)

@@ -49,6 +49,8 @@ drops! {
     eager_duplicate,
     /// An eager message before which another is missing.
     eager_out_of_order,
+    /// An eager message that came when what its messages may hold of the general frames was held: others are reserved. It comes again.
+    eager_no_frame,
     /// An announcement, or a word how much was sent, before which an announcement is missing: that was lost, or is late, and comes again.
     announcement_early,
     /// An announcement that no sender makes who keeps to what was granted.

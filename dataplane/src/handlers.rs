@@ -145,6 +145,15 @@ pub enum HandlerError {
         /// What was asked for.
         types: RangeInclusive<u8>,
     },
+    /// Frames that are to be reserved.
+    #[error("only {left} frames can be reserved for what handlers keep; ask for fewer")]
+    NoFrames {
+        /// How many there are.
+        left: u32,
+    },
+    /// No such handler.
+    #[error("the endpoint has no such handler; it was taken out")]
+    Unknown,
     /// Another handler has a type.
     #[error("packets of type {packet_type} have a handler already; remove that one first")]
     Taken {
@@ -157,6 +166,8 @@ struct Registered {
     id: HandlerId,
     types: RangeInclusive<u8>,
     handler: Box<dyn Handler>,
+    /// Frames that its packets come into and that nothing else keeps.
+    frames: u32,
 }
 
 /// The handlers of an endpoint.
@@ -203,13 +214,41 @@ impl Handlers {
         }
         self.last += 1;
         let id = HandlerId(self.last);
-        self.all.push(Registered { id, types, handler });
+        self.all.push(Registered {
+            id,
+            types,
+            handler,
+            frames: 0,
+        });
         Ok(id)
     }
 
     pub(crate) fn remove(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
         let position = self.all.iter().position(|registered| registered.id == id)?;
         Some(self.all.remove(position).handler)
+    }
+
+    /// Reserves so many frames for what a handler keeps, instead of those before, and `most` for all together; how many are reserved then.
+    pub(crate) fn reserve(&mut self, id: HandlerId, frames: u32, most: u32) -> Result<u32, HandlerError> {
+        let (mut others, mut found) = (0, None);
+        for registered in &mut self.all {
+            match registered.id == id {
+                true => found = Some(registered),
+                false => others += registered.frames,
+            }
+        }
+        let registered = found.ok_or(HandlerError::Unknown)?;
+        let left = most - others;
+        if frames > left {
+            return Err(HandlerError::NoFrames { left });
+        }
+        registered.frames = frames;
+        Ok(others + frames)
+    }
+
+    /// Whether frames are reserved for packets of a type.
+    pub(crate) fn has_frames(&self, packet_type: u8) -> bool {
+        (self.position(packet_type)).is_some_and(|position| self.all[position].frames > 0)
     }
 
     fn position(&self, packet_type: u8) -> Option<usize> {

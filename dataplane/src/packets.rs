@@ -297,7 +297,7 @@ impl<P: Port> Engine<P> {
                 address: self.memory.address_of(payload),
                 loaned: self.memory.loaned(),
                 frame,
-                may_keep: self.small.may_keep(),
+                may_keep: self.small.may_keep(packet_type),
             };
             self.small.handlers.packet(packet, Time::from_nanos(now_ns))
         });

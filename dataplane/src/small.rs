@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, PEERS_MAX};
 use crate::eager::{EAGER_CREDIT, EagerOut};
 use crate::frames::{Frame, FramePool};
-use crate::handlers::Handlers;
+use crate::handlers::{Handler, HandlerError, HandlerId, Handlers};
 use crate::memory::PACKET_HEADROOM;
 use crate::port::RxQueue;
 use crate::ring::Descriptor;
@@ -54,6 +54,8 @@ pub(crate) struct Small<R> {
     held: u32,
     /// As [`crate::port::Caps::kept_frames`]; 0 in copy mode.
     kept_frames: u32,
+    /// Reserved for what handlers keep.
+    reserved: u32,
     /// Who takes packets that are neither messages nor ours.
     pub(crate) handlers: Handlers,
     /// Whether messages come in a stream, or go to and fro.
@@ -76,6 +78,7 @@ impl<R: RxQueue> Small<R> {
             frames,
             held: 0,
             kept_frames,
+            reserved: 0,
             handlers,
             stream: Stream::default(),
             acknowledge: VecDeque::with_capacity(PEERS_MAX),
@@ -161,16 +164,43 @@ impl<R: RxQueue> Small<R> {
         }
     }
 
-    /// Whether a packet that is no message of ours may become one: half of the frames are left to others.
-    pub(crate) fn may_keep(&self) -> bool {
-        self.held < GENERAL_FRAMES / 2
+    /// Whether a packet for a handler may become a message: half of the frames are left to others. A handler with frames of its own has those,
+    /// however many messages are shown, and keeps no more of itself.
+    pub(crate) fn may_keep(&self, packet_type: u8) -> bool {
+        match self.handlers.has_frames(packet_type) {
+            // What was given back in this round counts still: half of the spare ones are for that.
+            true => self.held + GENERAL_FRAMES_SPARE / 2 < self.frames_for_messages(),
+            false => self.held < GENERAL_FRAMES / 2 && self.may_show(),
+        }
+    }
+
+    /// Whether a message may be shown: it leaves frames that are reserved for handlers.
+    #[inline]
+    pub(crate) fn may_show(&self) -> bool {
+        self.reserved == 0 || self.held + self.reserved + GENERAL_FRAMES_SPARE < self.frames_for_messages()
+    }
+
+    /// Reserves so many frames for what a handler keeps, instead of those before.
+    pub(crate) fn reserve(&mut self, id: HandlerId, frames: u32) -> Result<(), HandlerError> {
+        self.reserved = self.handlers.reserve(id, frames, GENERAL_FRAMES / 2)?;
+        Ok(())
+    }
+
+    /// Takes a handler out, and what is reserved for it. `None`: there is none of that name.
+    pub(crate) fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
+        let _ = self.reserve(id, 0);
+        self.handlers.remove(id)
+    }
+
+    fn frames_for_messages(&self) -> u32 {
+        (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET).saturating_sub(self.kept_frames)
     }
 
     /// Frames that are no messages and not kept for anything else.
     pub(crate) fn free_frames(&self) -> u32 {
-        (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
+        self.frames_for_messages()
             .saturating_sub(self.held)
-            .saturating_sub(self.kept_frames)
+            .saturating_sub(self.reserved)
     }
 
     /// Posts frames, each of which `prepare` hears of before.

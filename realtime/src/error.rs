@@ -44,6 +44,11 @@ pub enum OpenError {
     /// No descriptor by which threads wake each other.
     #[error("no descriptor for a real-time socket's wake-ups: {0}; close others, or allow more (ulimit -n)")]
     Waker(#[source] io::Error),
+    /// Frames that packets come into.
+    #[error(
+        "no frames are left for what a real-time socket receives: {0}; keep fewer messages, or close other sockets"
+    )]
+    ReceiveFrames(#[source] HandlerError),
     /// Real time was made for another endpoint.
     #[error("this is not the endpoint that the socket's real time was made for; pass that one")]
     OtherEndpoint,

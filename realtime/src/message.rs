@@ -7,6 +7,7 @@ use lm_dataplane::{Message, PeerId};
 use lm_protocol::time::Time;
 
 use crate::pool::Block;
+use crate::queues::HeldFrame;
 
 /// How a message is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,8 +56,12 @@ pub struct Info {
 /// Where a message lies.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// Where it came in, with so many bytes.
-    Frame(Message, usize),
+    /// Where it came in. The frame is given back before it is counted as free.
+    Frame {
+        message: Message,
+        len: usize,
+        _held: HeldFrame,
+    },
     /// Put together.
     Block(Block),
 }
@@ -80,7 +85,7 @@ impl Deref for RtMessage {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Frame(message, len) => &message[..*len],
+            Bytes::Frame { message, len, .. } => &message[..*len],
             Bytes::Block(block) => block.bytes(),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lm_dataplane::Waker;
 use lm_protocol::time::Time;
@@ -39,18 +39,36 @@ pub(crate) struct SocketState {
     pub(crate) same_host: bool,
     /// Wakes the socket's thread.
     pub(crate) waker: Waker,
+    /// Frames in which messages of one packet may be, and in which they are.
+    frames: (u32, AtomicU32),
     is_closed: AtomicBool,
 }
 
 impl SocketState {
-    pub(crate) fn new(drops_late: bool, same_host: bool) -> io::Result<SocketState> {
+    pub(crate) fn new(drops_late: bool, same_host: bool, frames: u32) -> io::Result<SocketState> {
         Ok(SocketState {
             counts: Counts::default(),
             drops_late,
             same_host,
             waker: Waker::new()?,
+            frames: (frames, AtomicU32::new(0)),
             is_closed: AtomicBool::new(false),
         })
+    }
+
+    /// A frame for a message of one packet; `None`: the socket, or its application, has all that are reserved for it.
+    pub(crate) fn hold_frame(self: &Arc<SocketState>) -> Option<HeldFrame> {
+        let (most, held) = &self.frames;
+        // Relaxed: one thread counts up; a number that is too high for a moment refuses a message that comes in that moment.
+        if held.load(Ordering::Relaxed) >= *most {
+            return None;
+        }
+        held.fetch_add(1, Ordering::Relaxed);
+        Some(HeldFrame(Arc::clone(self)))
+    }
+
+    pub(crate) fn frames(&self) -> u32 {
+        self.frames.0
     }
 
     /// The socket is gone. What the endpoint has of it, it gives up when it looks.
@@ -61,6 +79,16 @@ impl SocketState {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+}
+
+/// A frame of a socket's is a message, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldFrame(Arc<SocketState>);
+
+impl Drop for HeldFrame {
+    fn drop(&mut self) {
+        self.0.frames.1.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -261,11 +261,14 @@ impl Handler for Receiving {
                 state.counts.copied_bytes.fetch_add(len, Ordering::Relaxed);
                 Some(Bytes::Block(block))
             }
-            None => arrived.keep().map(|message| Bytes::Frame(message, len)),
+            None => state.hold_frame().and_then(|_held| {
+                let message = arrived.keep()?;
+                Some(Bytes::Frame { message, len, _held })
+            }),
         };
         match bytes {
             Some(bytes) => receiver.arriving.deliver(RtMessage { bytes, info }),
-            None => count(&state.counts.superseded_here),
+            None => count(&state.counts.no_block),
         }
     }
 

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use lm_cards::{Foreign, Traffic};
 use lm_dataplane::port::Port;
-use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, PeerId, Scope, Waker};
+use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, Waker};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, Smoother};
 use lm_protocol::time::Time;
@@ -63,6 +63,8 @@ pub(crate) struct Hub {
     kernel: Mutex<Kernel>,
     /// Most bytes of a message in one packet.
     pub(crate) packet_payload_max: usize,
+    /// Takes the packets that come.
+    handler: OnceLock<HandlerId>,
     /// Wakes the endpoint.
     waker: Arc<Waker>,
     /// Sockets by their numbers, and flows that are sent. Locked by the endpoint's thread alone: in its rounds, and where sockets open, connect
@@ -157,6 +159,20 @@ impl Hub {
             is_open
         });
         locked(&self.flows).retain(|(_, flow)| !flow.is_over());
+        // No more than was reserved before.
+        let _ = self.reserve(endpoint, 0);
+    }
+
+    /// Reserves the frames that packets for its sockets come into, and so many more.
+    fn reserve<P: Port>(&self, endpoint: &mut Endpoint<P>, more: u32) -> Result<(), HandlerError> {
+        let Some(handler) = self.handler.get() else {
+            return Ok(());
+        };
+        let sockets = locked(&self.sockets);
+        let frames = { sockets.values() }.fold(more, |sum, receiver| {
+            sum.saturating_add(receiver.arriving.state.frames())
+        });
+        endpoint.extensions().reserve_frames(*handler, frames)
     }
 }
 
@@ -174,7 +190,8 @@ pub(crate) struct Receiver {
 /// How a socket is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketConfig {
-    /// Messages that wait to leave, and to be received, at most: the oldest gives way (DDS: HISTORY, keep last).
+    /// Messages that wait to leave, and to be received, at most: the oldest gives way (DDS: HISTORY, keep last). So many frames and two more are
+    /// reserved for messages of one packet, which come in them: one that comes, and one in use.
     pub keep: usize,
     /// Frames and descriptors that nothing else takes.
     pub frames: u32,
@@ -246,6 +263,7 @@ impl RealTime {
             packet_payload_max: mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN),
             clock: Box::new(clock),
             smoother: smoother.map(Mutex::new),
+            handler: OnceLock::new(),
             waker: endpoint.extensions().waker().map_err(OpenError::Waker)?,
             begun: (endpoint.status().now(), Instant::now()),
             left: Default::default(),
@@ -256,10 +274,12 @@ impl RealTime {
             refused_packets: AtomicU64::new(0),
             refused_reports: AtomicU64::new(0),
         });
-        endpoint.extensions().add_handler(
+        let handler = endpoint.extensions().add_handler(
             TYPE_REALTIME..=TYPE_REALTIME,
             Box::new(Receiving::new(Arc::clone(&hub))),
         )?;
+        // It is set once, here.
+        let _ = hub.handler.set(handler);
         endpoint.extensions().add_handler(
             TYPE_RT_REPORT..=TYPE_RT_REPORT,
             Box::new(Reports(Arc::clone(&hub))),
@@ -313,7 +333,9 @@ impl RealTime {
         let out = Pool::new(Some((packet, 2 * keep)), config.blocks).map_err(OpenError::Blocks)?;
         let blocks: usize = config.blocks.counts().map(|(_, count)| count as usize).sum();
         let assembling = Assembling::new(Pool::new(None, config.blocks).map_err(OpenError::Blocks)?, blocks);
-        let state = SocketState::new(config.drops_late, config.same_host).map_err(OpenError::Waker)?;
+        let frames = u32::try_from(keep).unwrap_or(u32::MAX).saturating_add(2);
+        let state =
+            SocketState::new(config.drops_late, config.same_host, frames).map_err(OpenError::Waker)?;
         let (ends, leaving, arriving) = queues(state, 2 * keep + blocks, keep);
         let state = Arc::clone(&arriving.state);
         let spec = FlowSpec {
@@ -322,7 +344,16 @@ impl RealTime {
             descriptors: config.frames,
         };
         let leaving = Leaving::new(leaving, &self.0, config, endpoint.local());
-        let flow = endpoint.extensions().add_flow(&spec, Box::new(leaving))?;
+        self.0
+            .reserve(endpoint, frames)
+            .map_err(OpenError::ReceiveFrames)?;
+        let flow = match endpoint.extensions().add_flow(&spec, Box::new(leaving)) {
+            Ok(flow) => flow,
+            Err(error) => {
+                self.0.sweep(endpoint);
+                return Err(error.into());
+            }
+        };
         let receiver = Receiver {
             arriving,
             assembling,

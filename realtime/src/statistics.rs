@@ -63,7 +63,7 @@ pub struct Statistics {
     pub missed: u64,
     /// Packets that came twice, or behind a newer message.
     pub overtaken: u64,
-    /// Packets of messages for which there was no block: longer than the socket's longest, or the application kept all of them.
+    /// Packets of messages for which there was no block or frame: longer than the socket's longest, or the application kept all of them.
     pub no_block: u64,
     /// Bytes of messages of several packets, which were copied once each.
     pub copied_bytes: u64,

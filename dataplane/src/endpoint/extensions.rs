@@ -76,9 +76,18 @@ impl<P: Port> Extensions<'_, P> {
         self.endpoint.engine.small.handlers.add(types, handler)
     }
 
+    /// Reserves so many of the frames that small packets come into for what a handler keeps ([`Arrived::keep`](crate::Arrived::keep)), instead of those before: messages
+    /// leave them, however many the application holds. The handler keeps no more than these of itself.
+    ///
+    /// # Errors
+    /// [`HandlerError::NoFrames`]: half of them, at most, are reserved. [`HandlerError::Unknown`].
+    pub fn reserve_frames(&mut self, id: HandlerId, frames: u32) -> Result<(), HandlerError> {
+        self.endpoint.engine.small.reserve(id, frames)
+    }
+
     /// Takes a handler out. `None`: there is none of that name.
     pub fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
-        self.endpoint.engine.small.handlers.remove(id)
+        self.endpoint.engine.small.remove_handler(id)
     }
 
     /// Registers who decides where messages of many fragments land, instead of who did before, or takes that away. Without, they land in the

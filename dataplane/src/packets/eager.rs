@@ -80,6 +80,11 @@ impl<P: Port> Engine<P> {
             self.reject(Fault::Overdrawn, from);
             return;
         }
+        if !self.small.may_show() {
+            eager.repeat = true;
+            self.counters.drops.eager_no_frame += 1;
+            return;
+        }
         let Some(frame) = frame.take() else { return };
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);

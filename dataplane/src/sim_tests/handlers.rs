@@ -328,6 +328,77 @@ fn a_handler_that_keeps_all_leaves_half_of_the_frames() {
     assert_eq!(lock(&samples).kept.len(), 1);
 }
 
+/// The small messages that have come to the second host.
+fn taken(bed: &mut Bed) -> impl Iterator<Item = Message> {
+    std::iter::from_fn(|| bed.hosts[1].take_message().expect("reliable"))
+}
+
+/// However many small messages the application holds, a handler has the frames that are reserved for it; those that find none left come
+/// when it has given some back.
+#[test]
+fn what_is_reserved_for_a_handler_no_message_takes() {
+    const FRAMES: u32 = 1000;
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    bed.exchange(0, peer, &noise(1, 100));
+    let samples = Shared::<Samples>::default();
+    let receiver = Receiver {
+        samples: Arc::clone(&samples),
+        keeps_all: true,
+        from: None,
+        due: None,
+    };
+    let handlers = &mut bed.hosts[1].small.handlers;
+    let id = handlers
+        .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
+        .expect("free");
+    let small = &mut bed.hosts[1].small;
+    let most = GENERAL_FRAMES / 2;
+    assert_eq!(
+        small.reserve(id, most + 1),
+        Err(HandlerError::NoFrames { left: most })
+    );
+    small.reserve(id, FRAMES).expect("fewer than half");
+    let (mut sent, mut held) = (0, Vec::new());
+    for _ in 0..300 {
+        while sent < u64::from(GENERAL_FRAMES) && bed.try_send(0, peer, &noise(sent, 100), sent).is_ok() {
+            sent += 1;
+        }
+        bed.rounds(1);
+        held.extend(taken(&mut bed));
+    }
+    assert!(
+        sent > 2000 && held.len() as u32 <= GENERAL_FRAMES - FRAMES,
+        "{sent} sent, {}",
+        held.len()
+    );
+    for number in 0..FRAMES {
+        let packet = sample(&mut bed, 0, number);
+        bed.wire.inject(1, 0, &packet);
+        bed.rounds(1);
+        held.extend(taken(&mut bed));
+    }
+    {
+        let samples = lock(&samples);
+        assert_eq!((samples.kept.len() as u32, samples.refused), (FRAMES, 0));
+        assert!((samples.kept.iter()).all(|(number, message)| message[..] == payload(*number)));
+    }
+    assert!(bed.hosts[1].counters.drops.eager_no_frame > 0);
+    // All come as there is room again.
+    let mut came = held.len() as u64;
+    drop(held);
+    for _ in 0..5000 {
+        bed.rounds(1);
+        came += taken(&mut bed).count() as u64;
+        if came == sent {
+            break;
+        }
+    }
+    assert_eq!(came, sent);
+    bed.hosts[1].small.remove_handler(id).expect("it was there");
+    assert_eq!(bed.hosts[1].small.reserve(id, 1), Err(HandlerError::Unknown));
+}
+
 #[test]
 fn a_type_has_one_handler_and_the_engines_own_have_none() {
     let mut bed = Bed::new(&BedConfig::default());

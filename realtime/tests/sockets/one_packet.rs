@@ -312,3 +312,59 @@ fn a_thread_of_its_own_sends_and_receives() {
         "{receiver:?}"
     );
 }
+
+/// Small messages that the application keeps take none of the frames that a socket's messages come in, and nor do other sockets' messages.
+#[test]
+fn frames_to_receive_in_are_a_sockets_own() {
+    let config = SocketConfig { keep: 30, ..exact() };
+    let mut bed = Bed::new(Semantics::Copy, 13, &config, None);
+    bed.calm();
+    let mut second = bed.real_time[1]
+        .socket(&mut bed.world.ends[1], 2, &config)
+        .expect("free");
+    let mut to_second = bed.socket(2, &config).expect("free");
+    to_second
+        .connect(&mut bed.world.ends[0], bed.peer, 2)
+        .expect("a peer");
+    // The application keeps every small message, until none is taken any more.
+    let mut kept = Vec::new();
+    let mut idle = 0;
+    while idle < 500 {
+        while bed.world.ends[0].try_send_copy(bed.peer, b"small", 0).is_ok() {}
+        bed.round();
+        idle += 1;
+        while let Some(message) = bed.world.ends[1].try_recv().expect("reliable") {
+            kept.push(message);
+            idle = 0;
+        }
+    }
+    assert!(kept.len() > 2000, "{}", kept.len());
+    // And all of one socket's messages; those of the other come all the same.
+    let mut held = Vec::new();
+    for number in 0..40u8 {
+        bed.sockets[0].send(&[number], options(0, 0)).expect("polled");
+        to_second.send(&[number], options(0, 0)).expect("polled");
+        bed.rounds(5);
+        held.extend(bed.sockets[1].recv());
+        assert_eq!(second.recv().expect("each has a frame")[..], [number]);
+    }
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!((held.len(), statistics.no_block), (32, 8), "{statistics:?}");
+    assert!(
+        held.iter()
+            .zip(0..)
+            .all(|(message, number)| message[..] == [number])
+    );
+    // More than there are is an error at once.
+    let many = SocketConfig {
+        keep: 4000,
+        ..exact()
+    };
+    let error = bed.socket(3, &many).expect_err("of 4096 half are left to others");
+    assert!(error.to_string().contains("keep fewer messages"), "{error}");
+    drop((held, kept));
+    bed.rounds(5);
+    bed.sockets[0].send(b"again", options(0, 0)).expect("polled");
+    bed.rounds(5);
+    assert_eq!(bed.sockets[1].recv().expect("a frame is free")[..], *b"again");
+}
