@@ -8,6 +8,7 @@ pub mod admission;
 )]
 pub mod bare;
 pub mod cli;
+pub mod doctor;
 pub mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

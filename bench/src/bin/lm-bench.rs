@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure, end_after, print, ready};
 use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, page, pipeline};
+use lm_bench::{admission, bare, doctor, page, pipeline};
 
 /// Measures LM and what it is compared with
 ///
@@ -45,6 +45,9 @@ enum Program {
     Compare(suite::MeasureArgs),
     /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
     Report(page::ReportArgs),
+    /// Real time: what of this host spoils it
+    #[command(subcommand)]
+    Rt(RealTime),
     /// One end of a measurement; the commands above start it
     #[command(hide = true)]
     End(suite::EndArgs),
@@ -60,6 +63,12 @@ enum Program {
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(lm_box::ImpairArgs),
+}
+
+#[derive(Subcommand)]
+enum RealTime {
+    /// Say what of this host spoils real time, each with its remedy; 1: something does
+    Doctor(doctor::DoctorArgs),
 }
 
 fn main() -> ExitCode {
@@ -104,6 +113,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Pipeline(args) => print(&pipeline::run(&args, ready)?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
+        Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {
             let interrupt =
                 Interrupt::install().map_err(|error| Failure::new(format!("no signals: {error}")))?;

@@ -228,3 +228,40 @@ fn a_sender_that_is_killed_does_not_hold_up_the_next() {
     let came = fs::read(transfer.directory.join("transfer-000002")).unwrap();
     assert!(came == content(LEN), "the bytes differ");
 }
+
+/// What of the host spoils real time is said in one line each, with what to do about it.
+#[test]
+fn the_doctor_of_real_time_names_what_spoils_it_and_the_remedy() {
+    let doctor = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lm-bench"));
+        let output = command.args(["rt", "doctor"]).args(words).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (_, said) = doctor(&[]);
+    for what in ["preemption", "throttling", "C-states", "memlock", "priorities"] {
+        let lines: Vec<_> = said
+            .lines()
+            .filter(|line| line.contains(&format!(": {what}: ")))
+            .collect();
+        assert_eq!(lines.len(), 1, "{what}: {said}");
+        assert!(
+            lines[0].starts_with("well: ") || lines[0].contains("; "),
+            "{said}"
+        );
+    }
+    let (code, said) = doctor(&["--interface", "lo"]);
+    assert!(
+        said.contains(": coalescing: ") && said.contains(": GSO: "),
+        "{said}"
+    );
+    assert_eq!(
+        code,
+        Some(i32::from(said.contains("spoils real time: "))),
+        "{said}"
+    );
+    let (code, said) = doctor(&["--interface", "nosuch"]);
+    assert!(
+        code == Some(1) && said.contains("nosuch") && said.contains("ip link"),
+        "{said}"
+    );
+}

@@ -52,6 +52,15 @@ pub struct Channels {
     pub max_tx: u32,
 }
 
+/// How long the card holds interrupts for received packets back (`ETHTOOL_GCOALESCE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coalescing {
+    /// Microseconds behind a packet.
+    pub rx_us: u32,
+    /// The driver sets it as packets come.
+    pub is_adaptive: bool,
+}
+
 /// Lengths of the card's own rings (`ETHTOOL_GRINGPARAM`), in descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLens {
@@ -178,6 +187,22 @@ impl Ethtool {
             rx_max: rings.rx_max,
             tx: rings.tx,
             tx_max: rings.tx_max,
+        })
+    }
+
+    /// How long interrupts are held back.
+    ///
+    /// # Errors
+    ///
+    /// [`EthtoolError`].
+    pub fn coalescing(&self) -> Result<Coalescing, EthtoolError> {
+        let mut held = uapi::Coalesce::new_zeroed();
+        held.command = uapi::GET_COALESCING;
+        // SAFETY: the command's struct, which has a fixed size.
+        unsafe { self.ask("interrupt coalescing", held.as_mut_bytes())? };
+        Ok(Coalescing {
+            rx_us: held.rx_us,
+            is_adaptive: held.is_rx_adaptive != 0,
         })
     }
 

@@ -5,6 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub(crate) const GET_DRIVER_INFO: u32 = 0x03;
+pub(crate) const GET_COALESCING: u32 = 0x0e;
 pub(crate) const GET_RINGS: u32 = 0x10;
 pub(crate) const GET_STRINGS: u32 = 0x1b;
 pub(crate) const GET_STATISTICS: u32 = 0x1d;
@@ -65,6 +66,19 @@ pub(crate) struct Channels {
     pub(crate) tx: u32,
     pub(crate) other: u32,
     pub(crate) combined: u32,
+}
+
+/// `struct ethtool_coalesce`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct Coalesce {
+    pub(crate) command: u32,
+    pub(crate) rx_us: u32,
+    /// Frames, and the same while interrupts are served; for sending; statistics.
+    pub(crate) others: [u32; 8],
+    pub(crate) is_rx_adaptive: u32,
+    /// For sending; by rates of packets.
+    pub(crate) rest: [u32; 12],
 }
 
 /// `struct ethtool_ringparam`; the kernel has grown it since, for its other interface alone.
@@ -220,6 +234,8 @@ mod tests {
             fields!("ethtool_rxfh", Rxfh: "cmd" = command, "rss_context" = rss_context,
             "indir_size" = table_len, "key_size" = key_len, "hfunc" = function),
         );
+        layout.extend(fields!("ethtool_coalesce", Coalesce: "rx_coalesce_usecs" = rx_us,
+            "use_adaptive_rx_coalesce" = is_rx_adaptive));
         layout.extend([("offsetof(struct ethtool_rxfh, rss_config)", size_of::<Rxfh>())]);
         layout.extend(
             fields!("ethtool_rx_flow_spec", FlowSpec: "flow_type" = flow_type, "h_u" = header,
@@ -282,6 +298,7 @@ mod tests {
         ]);
         for (name, value) in [
             ("ETHTOOL_GDRVINFO", GET_DRIVER_INFO),
+            ("ETHTOOL_GCOALESCE", GET_COALESCING),
             ("ETHTOOL_GRINGPARAM", GET_RINGS),
             ("ETHTOOL_GSTRINGS", GET_STRINGS),
             ("ETHTOOL_GSTATS", GET_STATISTICS),
