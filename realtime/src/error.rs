@@ -2,7 +2,7 @@
 
 use std::io;
 
-use lm_dataplane::{FlowError, HandlerError};
+use lm_dataplane::{FlowError, HandlerError, SendError as MessageError};
 use lm_protocol::smoother::ParametersError;
 
 use crate::pool::RtBuffer;
@@ -58,6 +58,9 @@ pub enum OpenError {
     /// Frames and descriptors.
     #[error("no memory or descriptors are left for a real-time socket: {0}")]
     Flow(#[from] FlowError),
+    /// The message by which a peer hears of this endpoint.
+    #[error("the peer cannot hear of this endpoint: {0}")]
+    Greeting(#[source] MessageError),
     /// The smoother's parameters.
     #[error("{0}")]
     Smoother(#[from] ParametersError),

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use lm_cards::{Foreign, Traffic};
 use lm_dataplane::port::Port;
-use lm_dataplane::{Class, Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, Waker};
+use lm_dataplane::{
+    Class, Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError,
+    Waker,
+};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, Smoother};
 use lm_protocol::time::Time;
@@ -403,10 +406,11 @@ pub struct RtSocket {
 
 impl RtSocket {
     /// Sends to socket `port` of a peer from now on, and to the one before no more: what has not left for that is not sent, and lent memory
-    /// comes back.
+    /// comes back. A peer that does not know this endpoint is sent an empty small message, for it takes real-time packets from no stranger,
+    /// and has nobody to report to; those that reach it before are lost.
     ///
     /// # Errors
-    /// [`OpenError::Flow`], [`OpenError::OtherEndpoint`].
+    /// [`OpenError::Flow`], [`OpenError::OtherEndpoint`], [`OpenError::Greeting`].
     pub fn connect<P: Port>(
         &mut self,
         endpoint: &mut Endpoint<P>,
@@ -415,6 +419,13 @@ impl RtSocket {
     ) -> Result<(), OpenError> {
         self.hub.is_of(endpoint)?;
         endpoint.extensions().aim_flow(self.leaving, peer)?;
+        if !endpoint.peer(peer).knows_us() {
+            match endpoint.try_send_copy(peer, &[], 0) {
+                // Others that are under way to it do as well.
+                Ok(_) | Err(MessageError::WouldBlock) => {}
+                Err(error) => return Err(OpenError::Greeting(error)),
+            }
+        }
         self.disconnect();
         let flow = Arc::new(Sent::new(random(), port));
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));

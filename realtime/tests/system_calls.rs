@@ -165,7 +165,6 @@ fn child(forbidden: &str) -> ! {
             };
             let peer = near.connect(to, &options).expect("a route");
             asking.connect(&mut near, peer, 1).expect("a peer");
-            near.send_copy(peer, b"hello", 0).expect("a peer");
             near.flush(Duration::from_secs(5)).expect("it answers");
             scope.spawn(move || {
                 assert!(ask(&mut asking, &payload, WARM_UP) > WARM_UP / 2);

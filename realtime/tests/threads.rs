@@ -184,7 +184,6 @@ fn a_loop_ahead_of_the_bulk_thread_on_its_core_waits_for_nobody() {
             });
             let peer = near.connect(to, &ConnectOptions::default()).expect("a route");
             looping.connect(&mut near, peer, 1).expect("a peer");
-            near.send_copy(peer, b"hello", 0).expect("a peer");
             near.flush(Duration::from_secs(5)).expect("it answers");
             let looping = scope.spawn(move || {
                 pin(0);
@@ -238,7 +237,6 @@ fn threads_that_sleep_are_woken() {
             let far = scope.spawn(|| pair.b.run(|| answer(far, answering, &is_over)));
             let peer = near.connect(to, &ConnectOptions::default()).expect("a route");
             asking.connect(&mut near, peer, 1).expect("a peer");
-            near.send_copy(peer, b"hello", 0).expect("a peer");
             near.flush(Duration::from_secs(5)).expect("it answers");
             let asking = scope.spawn(move || {
                 let mut trips = Vec::new();

@@ -25,6 +25,13 @@ impl<P: Port> PeerHandle<'_, P> {
         self.endpoint.engine.peers.named(self.id).map(|peer| peer.data)
     }
 
+    /// Whether the peer knows this endpoint, as far as is known: one of the two has proved its address to the other. From strangers an endpoint
+    /// takes small messages and requests for sessions alone.
+    pub fn knows_us(&mut self) -> bool {
+        let peer = self.endpoint.engine.peers.named(self.id);
+        peer.is_some_and(|peer| peer.incarnation.is_some() || peer.proved.1 > 0)
+    }
+
     /// Whether messages to this peer land there, as far as it said; else they take the one-copy path until there is a place for them. `None`
     /// without a session.
     pub fn lands(&mut self) -> Option<bool> {

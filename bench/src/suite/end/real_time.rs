@@ -197,11 +197,8 @@ fn connect(endpoint: &mut Endpoint, socket: &mut RtSocket, to: SocketAddrV4) -> 
     socket
         .connect(endpoint, peer, PORT)
         .map_err(|error| failed(&error))?;
-    // From strangers the far end takes small messages alone.
-    endpoint
-        .send_copy(peer, b"hello", 0)
-        .and_then(|_| endpoint.flush(HELLO))
-        .map_err(|error| failed(&error))
+    // From strangers the far end takes nothing but the greeting.
+    endpoint.flush(HELLO).map_err(|error| failed(&error))
 }
 
 /// Drives the endpoint until a time; how late it is then.
