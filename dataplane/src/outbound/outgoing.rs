@@ -227,17 +227,19 @@ impl OutgoingTable {
         let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
             return false;
         };
-        if outgoing.in_flight == 0 {
-            return false;
+        if outgoing.in_flight > 1 {
+            outgoing.in_flight -= 1;
+            return true;
         }
-        outgoing.in_flight -= 1;
-        if outgoing.in_flight == 0
+        let had_one = outgoing.in_flight == 1;
+        outgoing.in_flight = 0;
+        if had_one
             && outgoing.settled
             && let Some(released) = self.free_if_done(slot)
         {
             freed(released);
         }
-        true
+        had_one
     }
 
     /// Memory of the send arena is no message's.
