@@ -142,7 +142,7 @@ impl Expected {
             return false;
         };
         let passed = 1 + now.since(*end).as_nanos() / self.period.as_nanos();
-        *end = *end + self.period * passed as u32;
+        *end += self.period * passed as u32;
         counts.missed.fetch_add(passed as u64, Ordering::Relaxed);
         true
     }

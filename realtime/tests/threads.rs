@@ -121,7 +121,7 @@ struct Seen {
 /// A message each millisecond; each answer is looked at.
 fn control(socket: &mut RtSocket) -> Seen {
     go_first();
-    let (mut next, mut came, mut sleeps) = (Instant::now(), 0, 0);
+    let (mut next, mut came, mut sleeps) = (Instant::now(), 0u32, 0);
     let (begun, before) = (next, usage());
     for number in 0..LOOPS {
         next += PERIOD;
@@ -134,11 +134,7 @@ fn control(socket: &mut RtSocket) -> Seen {
             .send(&number.to_be_bytes(), SendOptions::default())
             .expect("1024 may wait");
         while let Some(answer) = socket.recv() {
-            assert_eq!(
-                answer[..],
-                (came as u32).to_be_bytes(),
-                "in order, and none is lost"
-            );
+            assert_eq!(answer[..], came.to_be_bytes(), "in order, and none is lost");
             came += 1;
         }
     }
@@ -148,7 +144,7 @@ fn control(socket: &mut RtSocket) -> Seen {
         sleeps += 1;
         socket.wait(Some(Duration::from_millis(100)));
         while let Some(answer) = socket.recv() {
-            assert_eq!(answer[..], (came as u32).to_be_bytes());
+            assert_eq!(answer[..], came.to_be_bytes());
             came += 1;
         }
     }

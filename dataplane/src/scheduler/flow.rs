@@ -285,10 +285,10 @@ impl Flows {
         let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
             return Asked::Nothing;
         };
-        let is_due = |flow: &Box<dyn Flow>| flow.departs().is_some_and(|due| due <= now);
+        let is_due = |flow: &dyn Flow| flow.departs().is_some_and(|due| due <= now);
         let budget = lane.descriptors - lane.pending.len() as u32;
         let able = flow.as_mut().zip(lane.addressing);
-        let Some((flow, addressing)) = able.filter(|(flow, _)| budget > 0 && is_due(flow)) else {
+        let Some((flow, addressing)) = able.filter(|(flow, _)| budget > 0 && is_due(flow.as_ref())) else {
             return Asked::Nothing;
         };
         let allowed = allowed(budget);
