@@ -124,7 +124,7 @@ const SPAN: Duration = Duration::from_millis(4);
 /// So many that the path is filled for its least round trip and a slack, and `burst` more, so that there is always one that can leave at once.
 /// A round trip is from a word that allows a packet to the packet, of a sender that had nothing left to send without. One that takes twice as
 /// long as both together was not made longer by what this sender has on the way: somebody paused, or others fill the path's queues. Then the
-/// slack grows to it, and goes back by half in each [`CALM`].
+/// slack grows to it, and goes back by half in each 100 ms.
 #[derive(Clone, Debug)]
 pub struct PathDepth {
     burst: u32,

@@ -2,6 +2,7 @@
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
+mod veth;
 
 use std::io::Write;
 use std::net::UdpSocket;
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, MemoryConfig};
+use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_protocol::smoother::Parameters;
 use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 
@@ -19,22 +20,11 @@ use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monoto
 const FRAME_LEN: usize = 1514;
 const REAL_TIME_GAP: Duration = Duration::from_millis(2);
 
-fn open(interface: &str) -> Endpoint {
-    let config = EndpointConfig {
-        interface: interface.into(),
-        idle: IdleStrategy {
-            spin: Duration::ZERO,
-            yields: 0,
-            sleep: Some(Duration::from_millis(1)),
-        },
-        memory: MemoryConfig {
-            landing_len: 0,
-            ..MemoryConfig::default()
-        },
-        ..EndpointConfig::default()
-    };
-    Endpoint::open(&config).expect("a veth device")
-}
+const IDLE: IdleStrategy = IdleStrategy {
+    spin: Duration::ZERO,
+    yields: 0,
+    sleep: Some(Duration::from_millis(1)),
+};
 
 fn link() -> Option<Parameters> {
     let rate = NonZeroU64::new(100_000_000).expect("positive");
@@ -117,23 +107,19 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
     let flood = pair.a.run(|| UdpSocket::bind("10.77.0.1:0").expect("free"));
     flood.connect("10.77.0.2:9").expect("a route");
     flood.set_nonblocking(true).expect("a socket");
-    let mut far = pair.b.run(|| open("vb"));
+    let mut far = pair.b.run(|| veth::open("vb", IDLE));
     let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
     let mut received = of_far
         .socket(&mut far, 1, &SocketConfig::default())
         .expect("free");
     pair.a.run(|| {
         let before = qdiscs();
-        let mut near = open("va");
+        let mut near = veth::open("va", IDLE);
         let (real_time, mut socket) = socket(&mut near);
         let second = real_time
             .socket(&mut near, 2, &SocketConfig::default())
             .expect("free");
-        let options = ConnectOptions {
-            session: lm_dataplane::Session::Later,
-            ..ConnectOptions::default()
-        };
-        let peer = near.connect(far.local(), &options).expect("a route");
+        let peer = veth::peer(&mut near, far.local());
         socket.connect(&mut near, peer, 1).expect("frames");
         // The greeting.
         while far.try_recv().expect("a message").is_none() {
@@ -199,7 +185,7 @@ fn what_stands_against_it_is_said_once_and_sockets_work_without() {
         .command("tc", "qdisc add dev va root handle 77: bfifo limit 12345");
     pair.a.run(|| {
         let before = qdiscs();
-        let mut endpoint = open("va");
+        let mut endpoint = veth::open("va", IDLE);
         let text = logged(|| {
             let (real_time, socket) = socket(&mut endpoint);
             assert_eq!(real_time.kernel_traffic(), None);
@@ -229,7 +215,7 @@ fn a_link_that_goes_holds_nobody_up() {
     }
     let pair = Pair::new(1);
     pair.a.run(|| {
-        let mut endpoint = open("va");
+        let mut endpoint = veth::open("va", IDLE);
         let (real_time, socket) = socket(&mut endpoint);
         assert!(real_time.kernel_traffic().is_some());
         pair.a.ip("link delete va");

@@ -2,13 +2,14 @@
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
+mod veth;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, Session};
+use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_realtime::{Blocks, RealTime, RtBuffer, RtSocket, SendError, SendOptions, SocketConfig, monotonic};
 
 struct Counting;
@@ -62,18 +63,6 @@ fn faults() -> [i64; 2] {
     // SAFETY: it was written.
     let usage: libc::rusage = unsafe { usage.assume_init() };
     [usage.ru_minflt, usage.ru_majflt]
-}
-
-fn open(interface: &str) -> Endpoint {
-    let config = EndpointConfig {
-        interface: interface.into(),
-        memory: MemoryConfig {
-            landing_len: 0,
-            ..MemoryConfig::default()
-        },
-        ..EndpointConfig::default()
-    };
-    Endpoint::open(&config).expect("a veth device")
 }
 
 struct Ends {
@@ -132,19 +121,14 @@ impl Ends {
 
 #[test]
 fn messages_of_any_length_allocate_nothing_and_fault_no_page() {
-    steady(MESSAGES);
-}
-
-#[test]
-#[ignore = "takes half a minute: cargo test -p lm-realtime --test steady -- --ignored"]
-fn a_million_messages_allocate_nothing_and_fault_no_page() {
-    steady(MILLION);
-}
-
-fn steady(messages: u32) {
     if !bed::root() {
         return;
     }
+    // As the other long loops: `cargo xtask soak --long`.
+    let messages = match std::env::var_os("LM_LONG") {
+        None => MESSAGES,
+        Some(_) => MILLION,
+    };
     // As a real-time program does: else the kernel may take pages of its code away, whatever the sockets do. Nothing comes before it is touched.
     // SAFETY: mlockall(2) takes flags alone and changes no byte of memory.
     let locked = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
@@ -161,17 +145,16 @@ fn steady(messages: u32) {
         },
         ..SocketConfig::default()
     };
-    let (mut near, mut far) = (pair.a.run(|| open("va")), pair.b.run(|| open("vb")));
+    let (mut near, mut far) = (
+        pair.a.run(|| veth::open("va", IdleStrategy::default())),
+        pair.b.run(|| veth::open("vb", IdleStrategy::default())),
+    );
     let [mut sender, receiver] = [&mut near, &mut far].map(|end| {
         let real_time = RealTime::new(end, None, monotonic).expect("no other handler");
         real_time.socket(end, 1, &config).expect("memory")
     });
-    let options = ConnectOptions {
-        session: Session::Later,
-        ..ConnectOptions::default()
-    };
     let to = far.local();
-    let peer = pair.a.run(|| near.connect(to, &options).expect("a route"));
+    let peer = pair.a.run(|| veth::peer(&mut near, to));
     sender.connect(&mut near, peer, 1).expect("frames");
     // The greeting.
     while far.try_recv().expect("a message").is_none() {

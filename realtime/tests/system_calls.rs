@@ -3,13 +3,14 @@
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
+mod veth;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use bed::Pair;
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, MemoryConfig, Session};
+use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 
 const TEST: &str = "nothing_but_wake_ups_receiving_and_clocks";
@@ -30,6 +31,12 @@ const RECEIVE: [libc::c_long; 3] = [libc::SYS_recvfrom, libc::SYS_getsockopt, li
 const CLOCK: [libc::c_long; 1] = [libc::SYS_clock_gettime];
 
 /// From now on the calling thread may make those, and end the process.
+const IDLE: IdleStrategy = IdleStrategy {
+    spin: Duration::from_micros(5),
+    yields: 0,
+    sleep: Some(Duration::from_millis(10)),
+};
+
 fn confine() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const IS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -66,23 +73,6 @@ fn confine() {
             | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
     };
     assert_eq!(done, 0, "a kernel with seccomp filters");
-}
-
-fn open(interface: &str) -> Endpoint {
-    let config = EndpointConfig {
-        interface: interface.into(),
-        idle: IdleStrategy {
-            spin: Duration::from_micros(5),
-            yields: 0,
-            sleep: Some(Duration::from_millis(10)),
-        },
-        memory: MemoryConfig {
-            landing_len: 0,
-            ..MemoryConfig::default()
-        },
-        ..EndpointConfig::default()
-    };
-    Endpoint::open(&config).expect("a veth device")
 }
 
 fn socket(endpoint: &mut Endpoint) -> RtSocket {
@@ -146,7 +136,10 @@ fn ask(socket: &mut RtSocket, payload: &[u8], count: u32) -> u32 {
 /// The one thread asks, the other one drives its endpoint, both confined. Ends the process.
 fn child(forbidden: &str) -> ! {
     let pair = Pair::new(1);
-    let (mut near, mut far) = (pair.a.run(|| open("va")), pair.b.run(|| open("vb")));
+    let (mut near, mut far) = (
+        pair.a.run(|| veth::open("va", IDLE)),
+        pair.b.run(|| veth::open("vb", IDLE)),
+    );
     let (mut asking, answering) = (socket(&mut near), socket(&mut far));
     let to = far.local();
     let payload: Vec<u8> = (0..LENS[3] as u32).map(|at| ((at * 7919) >> 8) as u8).collect();
@@ -159,11 +152,7 @@ fn child(forbidden: &str) -> ! {
     std::thread::scope(|scope| {
         scope.spawn(|| pair.b.run(|| answer(far, answering)));
         pair.a.run(|| {
-            let options = ConnectOptions {
-                session: Session::Later,
-                ..ConnectOptions::default()
-            };
-            let peer = near.connect(to, &options).expect("a route");
+            let peer = veth::peer(&mut near, to);
             asking.connect(&mut near, peer, 1).expect("a peer");
             near.flush(Duration::from_secs(5)).expect("it answers");
             scope.spawn(move || {

@@ -134,13 +134,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The tests on the simulated NIC with their loops in full, built as they are for `cargo xtask test`: with overflow checked.
+/// The tests on the simulated NIC, and of steady real-time messages on veth, with their loops in full, built as they are for `cargo xtask test`:
+/// with overflow checked.
 fn long_loops() -> Result<()> {
-    run_command(
-        cargo()
-            .args(["test", "--package", "lm-dataplane", "--lib", "sim_tests::"])
-            .env(LONG_VARIABLE, "1"),
-    )?;
+    for tests in [
+        ["lm-dataplane", "--lib", "sim_tests::"],
+        ["lm-realtime", "--test", "steady"],
+    ] {
+        run_command(
+            cargo()
+                .args(["test", "--package"])
+                .args(tests)
+                .env(LONG_VARIABLE, "1"),
+        )?;
+    }
     // An ordinary build has no QUIC.
     run_command(cargo().args([
         "test",

@@ -5,7 +5,7 @@ use lm_realtime::{Blocks, SendError, SocketConfig};
 use lm_sim::Semantics;
 
 use crate::hostile::inject_fragment;
-use crate::{Bed, PORT, exact, options, with_blocks};
+use crate::{Bed, PORT, exact, options, three_blocks, with_blocks};
 
 /// Messages of up to 47 fragments, which are lost, repeated and overtaken: every byte of those that come is compared, and each of the others
 /// is counted once.
@@ -92,14 +92,7 @@ fn messages_of_many_fragments_come_whole_or_are_counted_as_lost() {
 /// A message of which a fragment is missing is given up after 2 ms, and what comes of it then begins nothing.
 #[test]
 fn a_message_with_a_gap_is_lost_and_its_block_comes_back() {
-    let config = SocketConfig {
-        keep: 1,
-        blocks: Blocks {
-            of_1: 3,
-            ..Blocks::default()
-        },
-        ..exact()
-    };
+    let config = three_blocks();
     let mut bed = Bed::new(Semantics::Copy, 10, &config, None);
     bed.calm();
     let message = noise(10, 3000);

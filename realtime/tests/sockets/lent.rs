@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use lm_examples::{Dice, noise, semantics};
-use lm_realtime::{Blocks, NotSent, RtBuffer, SendError, SendOutcome, SocketConfig};
+use lm_realtime::{NotSent, RtBuffer, SendError, SendOutcome, SocketConfig};
 use lm_sim::Semantics;
 
-use crate::{Bed, PORT, exact, options, with_blocks};
+use crate::{Bed, PORT, options, three_blocks, with_blocks};
 
 fn written(mut buffer: RtBuffer, message: &[u8]) -> RtBuffer {
     buffer[..message.len()].copy_from_slice(message);
@@ -66,14 +66,7 @@ fn lent_memory_is_locked_until_its_last_packet_is_completed() {
 
 #[test]
 fn lent_memory_comes_back_with_what_became_of_its_message() {
-    let config = SocketConfig {
-        keep: 1,
-        blocks: Blocks {
-            of_1: 3,
-            ..Blocks::default()
-        },
-        ..exact()
-    };
+    let config = three_blocks();
     let mut bed = Bed::new(Semantics::Copy, 9, &config, None);
     bed.calm();
     let mut buffers: Vec<RtBuffer> = (0..3)

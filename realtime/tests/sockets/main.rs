@@ -108,3 +108,15 @@ fn with_blocks() -> SocketConfig {
         ..exact()
     }
 }
+
+/// As `exact`, with three blocks of a page each way, and one message kept.
+fn three_blocks() -> SocketConfig {
+    SocketConfig {
+        keep: 1,
+        blocks: Blocks {
+            of_1: 3,
+            ..Blocks::default()
+        },
+        ..exact()
+    }
+}

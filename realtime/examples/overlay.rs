@@ -1,18 +1,18 @@
 //! Lent messages are copied into frames of the device. What sending them in place, in two passes (SS-RTUDP, figure 3), would cost at least.
 //!
-//! Prints a table: `cargo test -p lm-realtime --test overlay -- --ignored --nocapture`.
+//! Prints a table, in ten seconds, as root: `cargo run -p lm-realtime --release --example overlay`.
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
+#[path = "../tests/veth/mod.rs"]
+mod veth;
 
 use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{
-    ConnectOptions, Endpoint, EndpointConfig, Flow, FlowSpec, MemoryConfig, PeerId, Session, TxBatch,
-};
+use lm_dataplane::{Flow, FlowSpec, IdleStrategy, TxBatch};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
 use lm_realtime::{Blocks, RealTime, SendOptions, SocketConfig, monotonic};
@@ -107,43 +107,24 @@ impl Flow for InPlace {
     }
 }
 
-fn open(interface: &str) -> Endpoint {
-    let config = EndpointConfig {
-        interface: interface.into(),
-        memory: MemoryConfig {
-            landing_len: 0,
-            ..MemoryConfig::default()
-        },
-        ..EndpointConfig::default()
-    };
-    Endpoint::open(&config).expect("a veth device")
-}
-
-fn resolved(endpoint: &mut Endpoint, to: SocketAddrV4) -> PeerId {
-    let options = ConnectOptions {
-        session: Session::Later,
-        ..ConnectOptions::default()
-    };
-    endpoint.connect(to, &options).expect("a route")
-}
-
 /// Median and 99th part of a hundred, in microseconds.
 fn shown(times: &mut [Duration]) -> [f64; 2] {
     times.sort_unstable();
     [times.len() / 2, times.len() * 99 / 100].map(|at| times[at].as_secs_f64() * 1e6)
 }
 
-#[test]
-#[ignore = "measures, see the head of this file; ten seconds"]
-fn a_copy_into_frames_beside_two_passes_in_place() {
+fn main() {
     if !bed::root() {
         return;
     }
     // A device for each, so that each has all of the descriptors that may be reserved.
     let pairs = [(); 2].map(|()| Pair::new(1));
-    let [(mut near, mut far), (mut near_placed, mut far_placed)] = pairs
-        .each_ref()
-        .map(|pair| (pair.a.run(|| open("va")), pair.b.run(|| open("vb"))));
+    let [(mut near, mut far), (mut near_placed, mut far_placed)] = pairs.each_ref().map(|pair| {
+        (
+            pair.a.run(|| veth::open("va", IdleStrategy::default())),
+            pair.b.run(|| veth::open("vb", IdleStrategy::default())),
+        )
+    });
     let real_time = RealTime::new(&mut near, None, monotonic).expect("no other handler");
     let config = SocketConfig {
         keep: 1,
@@ -156,7 +137,7 @@ fn a_copy_into_frames_beside_two_passes_in_place() {
     };
     let mut socket = real_time.socket(&mut near, 1, &config).expect("memory");
     let to = far.local();
-    let peer = pairs[0].a.run(|| resolved(&mut near, to));
+    let peer = pairs[0].a.run(|| veth::peer(&mut near, to));
     socket.connect(&mut near, peer, 1).expect("a peer");
     while far.try_recv().expect("a message").is_none() {
         near.poll();
@@ -168,7 +149,7 @@ fn a_copy_into_frames_beside_two_passes_in_place() {
     };
     let to = far_placed.local();
     let spec = FlowSpec {
-        to: Some(pairs[1].a.run(|| resolved(&mut near_placed, to))),
+        to: Some(pairs[1].a.run(|| veth::peer(&mut near_placed, to))),
         frames: FRAMES,
         descriptors: FRAMES,
     };
