@@ -150,9 +150,8 @@ fn asked(coarse: &Sample) -> Result<f64> {
         let found = coarse.report[name].as_f64();
         found.with_context(|| format!("no {name} in {}", coarse.report))
     };
-    let (produced, whole) = (part("produced_ms")?, part("whole_ms")?);
-    let near = part("confirmed_ms")?;
-    let far = (whole - produced) + (coarse.value - whole);
+    // Of the near end all but what is consumed, of the far end all but what is produced. The confirmation may wait until all is consumed.
+    let (near, far) = (part("whole_ms")?, coarse.value - part("produced_ms")?);
     Ok(coarse.value - GAINED_LEAST * (coarse.value - near.max(far)))
 }
 
@@ -253,15 +252,15 @@ fn report(near: &Value, far: &Value) -> Result<Sample> {
 mod tests {
     use super::*;
 
-    /// 40 to produce, 50 to send, of which the far end sees 45, 30 to consume: at best the near end's 90.
+    /// 40 or 20 to produce, 45 or 65 to send, 30 to consume: at best the near end's 85, or the far end's 95.
     #[test]
     fn what_is_asked_is_a_part_of_what_there_is_to_gain() {
-        let coarse = |confirmed: f64| Sample {
+        let coarse = |produced: f64| Sample {
             value: 115.0,
-            report: json!({"produced_ms": 40.0, "confirmed_ms": confirmed, "whole_ms": 85.0}),
+            report: json!({"produced_ms": produced, "whole_ms": 85.0}),
         };
-        assert!((asked(&coarse(90.0)).unwrap() - (115.0 - 0.85 * 25.0)).abs() < 1e-9);
-        assert!((asked(&coarse(60.0)).unwrap() - (115.0 - 0.85 * 40.0)).abs() < 1e-9);
+        assert!((asked(&coarse(40.0)).unwrap() - (115.0 - 0.85 * 30.0)).abs() < 1e-9);
+        assert!((asked(&coarse(20.0)).unwrap() - (115.0 - 0.85 * 20.0)).abs() < 1e-9);
         let without = Sample {
             value: 1.0,
             report: json!({}),
