@@ -29,12 +29,14 @@
 //! - Table 3's 8000 packets/s (CBD/RPmin) are nearly all that 100 Mbit/s carry. `paced` stays below 0.97 of its link, so that the queue of its
 //!   own link stands in the host.
 //!
-//! The state has three parts, so that the credits can lie in memory that processes share: [`Rate`] is written by one and read by all,
-//! [`Credits`] are plain words that whoever looks moves on, and the rest, which hears signals, is its owner's alone.
+//! [`Credits`] are atomic words, so that processes which send on one interface can have them in a page that they share: whoever looks brings what
+//! is due, and a refresh is made by whoever comes first. A [`Smoother`] hears of losses and delays, and it alone changes the rate.
 
 use crate::time::Time;
+use alloc::boxed::Box;
 use core::fmt;
 use core::num::{NonZeroU32, NonZeroU64};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 
 /// Credits are counted in billionths, which is what a nanosecond brings at one credit a second: nothing is ever rounded.
@@ -191,11 +193,11 @@ impl fmt::Display for ParametersError {
 
 impl core::error::Error for ParametersError {}
 
-/// How fast credits come. The owner of a [`Smoother`] changes it; whoever takes credits reads it.
+/// How fast credits come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     law: Law,
-    /// CBD.
+    /// CBD, in billionths.
     depth: i64,
     /// λ; at `paper` the mean.
     credits_per_second: u32,
@@ -238,131 +240,290 @@ impl Rate {
     pub fn refresh_period(&self) -> Duration {
         match self.law {
             Law::Paper => self.refresh_period,
-            Law::Paced => Duration::from_nanos(self.depth as u64 / u64::from(self.credits_per_second)), // positive
+            Law::Paced => {
+                let credits_per_second = u64::from(self.credits_per_second.max(1));
+                Duration::from_nanos(self.depth as u64 / credits_per_second) // positive
+            }
         }
     }
 
     /// Most that `paced` keeps, in billionths.
+    #[inline]
     fn burst(&self) -> i64 {
         let of_time = i64::from(self.credits_per_second) * PACED_BURST.as_nanos() as i64; // below 2^49
         of_time.max(PACED_BURST_CREDITS * CREDIT)
     }
 }
 
-/// Credits that there are.
+/// Packets that took credits, and whether more would have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Departures {
+    /// Real-time and control packets.
+    pub first: u64,
+    /// All others.
+    pub others: u64,
+    /// Others did not get the credits that they asked for since this was asked last.
+    pub others_wait: bool,
+}
+
+/// Others waited: not yet seen at a refresh, and not yet by [`Credits::departures`].
+const WANTED_AT_REFRESH: u64 = 1;
+const WANTED_AT_LOOK: u64 = 2;
+
+/// Credits that there are, and how fast more come.
 ///
-/// Plain words, so that they can be atomics of a page that processes share. Time is claimed by moving `filled` or `next_refresh`, and whoever
-/// moved one adds what it brings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Each word is right for itself, whatever the others are, so that nothing orders their accesses: time is claimed by moving `filled_ns` or
+/// `next_refresh_ns`, and whoever moved one adds what it brings. In a page that processes share any word may be anything. That makes packets wait,
+/// or leave: its owner mends in a refresh period what nothing else would.
+#[repr(C)]
+#[derive(Debug, Default)]
 pub struct Credits {
+    /// λ in the upper half, and in the lower what of it leaves elsewhere.
+    rate: AtomicU64,
+    refresh_period_ns: AtomicU64,
+    /// CBD in billionths; negative at `paper`; 0: there is no rate yet.
+    depth: AtomicI64,
     /// Credits in billionths; negative: real-time packets used up more than there were.
-    billionths: i64,
+    billionths: AtomicI64,
     /// Up to when `paced` has brought credits.
-    filled: Time,
-    next_refresh: Time,
-    /// Others that left since the last refresh, without the one that a forgiven debt let go.
-    others: i64,
+    filled_ns: AtomicU64,
+    next_refresh_ns: AtomicU64,
+    /// Others that left, and those that had at the last refresh, with the one that a forgiven debt let go.
+    others: AtomicU64,
+    others_at_refresh: AtomicU64,
     /// Packets that took a credit, of all kinds.
-    sent: u64,
-    /// Others waited since the last refresh.
-    is_wanted: bool,
+    sent: AtomicU64,
+    /// Debt that was forgiven, in millionths of a credit.
+    forgiven: AtomicU64,
+    wanted: AtomicU64,
+    /// For the owner, when it looks: packets that were lost, and the longest delay of a real-time packet.
+    lost: AtomicU64,
+    delay_max_ns: AtomicU64,
+}
+
+impl AsRef<Credits> for Credits {
+    fn as_ref(&self) -> &Credits {
+        self
+    }
 }
 
 impl Credits {
-    fn new(rate: &Rate, now: Time) -> Credits {
-        let billionths = match rate.law {
+    /// How fast they come.
+    #[inline]
+    pub fn rate(&self) -> Rate {
+        let (rate, depth) = (self.rate.load(Relaxed), self.depth.load(Relaxed));
+        Rate {
+            law: if depth < 0 { Law::Paper } else { Law::Paced },
+            depth: depth.saturating_abs(),
+            credits_per_second: (rate >> 32) as u32,
+            elsewhere_per_second: rate as u32, // the lower half
+            refresh_period: Duration::from_nanos(self.refresh_period_ns.load(Relaxed)),
+        }
+    }
+
+    fn set_rate(&self, rate: &Rate) {
+        let period_ns = u64::try_from(rate.refresh_period.as_nanos()).unwrap_or(u64::MAX);
+        let words = u64::from(rate.credits_per_second) << 32 | u64::from(rate.elsewhere_per_second);
+        self.rate.store(words, Relaxed);
+        self.refresh_period_ns.store(period_ns, Relaxed);
+        self.depth.store(
+            match rate.law {
+                Law::Paper => -rate.depth,
+                Law::Paced => rate.depth,
+            },
+            Relaxed,
+        );
+    }
+
+    /// Full, and the first refresh is in a period.
+    fn begin(&self, rate: &Rate, now: Time) {
+        let full = match rate.law {
             Law::Paper => rate.depth,
             Law::Paced => rate.burst(),
         };
-        Credits {
-            billionths,
-            filled: now,
-            next_refresh: now + rate.refresh_period,
-            others: 0,
-            sent: 0,
-            is_wanted: false,
-        }
+        self.billionths.store(full, Relaxed);
+        self.filled_ns.store(now.as_nanos(), Relaxed);
+        self.next_refresh_ns
+            .store((now + rate.refresh_period).as_nanos(), Relaxed);
+        self.set_rate(rate);
     }
 
     /// Credits that came one by one.
     #[inline]
-    fn fill(&mut self, rate: &Rate, now: Time) {
-        if rate.law == Law::Paper || now <= self.filled {
+    fn fill(&self, rate: &Rate, now: Time) {
+        let filled_ns = self.filled_ns.load(Relaxed);
+        if rate.law == Law::Paper || now.as_nanos() <= filled_ns {
             return;
         }
-        let elapsed_ns = now.as_nanos() - self.filled.as_nanos();
-        let brought = elapsed_ns.saturating_mul(u64::from(rate.here_per_second()));
+        let claimed = self
+            .filled_ns
+            .compare_exchange(filled_ns, now.as_nanos(), Relaxed, Relaxed);
+        if claimed.is_err() {
+            return;
+        }
+        let brought = (now.as_nanos() - filled_ns).saturating_mul(u64::from(rate.here_per_second()));
         let brought = i64::try_from(brought).unwrap_or(i64::MAX);
-        self.billionths = self.billionths.saturating_add(brought).min(rate.burst());
-        self.filled = now;
+        self.change(|credits| credits.saturating_add(brought).min(rate.burst()));
     }
 
-    /// The refresh that was due. Returns the debt that it forgives, in billionths.
-    fn refresh(&mut self, rate: &Rate, now: Time) -> i64 {
-        if rate.law == Law::Paper {
-            let here = i128::from(rate.depth) * i128::from(rate.here_per_second());
-            let brought = (here / i128::from(rate.credits_per_second.max(1))) as i64; // at most CBD
-            self.billionths = rate.depth.min(self.billionths.saturating_add(brought));
+    /// Changes what there is; gives what was there before.
+    #[inline]
+    fn change(&self, to: impl Fn(i64) -> i64) -> i64 {
+        let changed = { &self.billionths }.fetch_update(Relaxed, Relaxed, |credits| Some(to(credits)));
+        changed.expect("it always changes")
+    }
+
+    /// The refresh, if it is due and nobody else makes it. What it forgives is counted.
+    fn refresh(&self, rate: &Rate, now: Time) {
+        let due_ns = self.next_refresh_ns.load(Relaxed);
+        if now.as_nanos() < due_ns {
+            return;
         }
-        self.next_refresh += rate.refresh_period;
-        if self.next_refresh <= now {
-            self.next_refresh = now + rate.refresh_period;
+        let mut next = Time::from_nanos(due_ns) + rate.refresh_period;
+        if next <= now {
+            next = now + rate.refresh_period;
         }
-        // Others that had a packet wait for the next credit like any; at `paper` they never had less than a refresh brings.
-        let starved = self.others <= 0 || rate.law == Law::Paper;
-        let forgiven = if starved {
-            (CREDIT - self.billionths).max(0)
-        } else {
-            0
+        let claimed = { &self.next_refresh_ns }.compare_exchange(due_ns, next.as_nanos(), Relaxed, Relaxed);
+        if claimed.is_err() {
+            return;
+        }
+        let brought = match rate.law {
+            Law::Paper => {
+                let here = i128::from(rate.depth) * i128::from(rate.here_per_second());
+                (here / i128::from(rate.credits_per_second.max(1))) as i64 // at most CBD
+            }
+            Law::Paced => 0,
         };
-        self.billionths += forgiven;
-        self.others = if forgiven > 0 { -1 } else { 0 };
-        self.is_wanted = false;
-        forgiven
+        // Others that had a packet wait for the next credit like any; at `paper` they never had less than a refresh brings.
+        let others = self.others.load(Relaxed);
+        let had_none = others.wrapping_sub(self.others_at_refresh.load(Relaxed)) as i64 <= 0;
+        let least = if had_none || rate.law == Law::Paper { CREDIT } else { i64::MIN };
+        let refreshed = |credits: i64| match rate.law {
+            Law::Paper => rate.depth.min(credits.saturating_add(brought)),
+            Law::Paced => credits,
+        };
+        let before = self.change(|credits| refreshed(credits).max(least));
+        let forgiven = least.saturating_sub(refreshed(before)).max(0);
+        self.forgive(forgiven);
+        self.others_at_refresh
+            .store(others.wrapping_add(u64::from(forgiven > 0)), Relaxed);
     }
 
-    /// Of `packets` others, how many may leave: a credit each is taken.
+    fn forgive(&self, billionths: i64) {
+        if billionths > 0 {
+            self.forgiven.fetch_add(billionths as u64 / 1000, Relaxed);
+        }
+    }
+
+    /// Brings what is due: credits, and the refresh.
     #[inline]
-    fn take(&mut self, packets: u32) -> u32 {
-        let whole = (self.billionths / CREDIT).clamp(0, i64::from(packets));
-        self.billionths -= whole * CREDIT;
-        self.others += whole;
-        self.sent += whole as u64; // not negative
-        self.is_wanted |= whole < i64::from(packets);
-        whole as u32 // at most `packets`
+    fn advance(&self, now: Time) -> Rate {
+        let rate = self.rate();
+        self.fill(&rate, now);
+        self.refresh(&rate, now);
+        rate
     }
 
-    /// Real-time and control packets take a credit each. Returns the debt below the floor, which is forgiven, in billionths.
+    /// Of `packets` that are neither real-time nor control and would leave now, how many may. Takes their credits.
     #[inline]
-    fn spend(&mut self, rate: &Rate, packets: u32) -> i64 {
-        let wanted = self.billionths.saturating_sub(i64::from(packets) * CREDIT);
-        self.billionths = wanted.max(-rate.depth);
-        self.sent += u64::from(packets);
-        self.billionths - wanted
+    pub fn take(&self, packets: u32, now: Time) -> u32 {
+        self.advance(now);
+        let taken = |credits: i64| (credits / CREDIT).clamp(0, i64::from(packets));
+        let whole = taken(self.change(|credits| credits - taken(credits) * CREDIT)) as u32; // at most `packets`
+        if whole < packets {
+            self.others_wait();
+        }
+        if whole > 0 {
+            self.others.fetch_add(whole.into(), Relaxed);
+            self.sent.fetch_add(whole.into(), Relaxed);
+        }
+        whole
     }
 
-    fn give_back(&mut self, packets: u32) {
-        self.billionths = self.billionths.saturating_add(i64::from(packets) * CREDIT);
-        self.others -= i64::from(packets);
-        self.sent = self.sent.saturating_sub(u64::from(packets));
+    /// Real-time or control packets leave, whatever credits there are.
+    #[inline]
+    pub fn spend(&self, packets: u32, now: Time) {
+        let rate = self.advance(now);
+        let spent = |credits: i64| credits.saturating_sub(i64::from(packets) * CREDIT);
+        let before = self.change(|credits| spent(credits).max(-rate.depth));
+        self.forgive((-rate.depth).saturating_sub(spent(before)));
+        self.sent.fetch_add(packets.into(), Relaxed);
     }
 
-    /// When another may leave that may not now: if no real-time packet comes first.
-    fn next(&self, rate: &Rate) -> Option<Time> {
-        let lacking = CREDIT - self.billionths;
+    /// Packets that [`Credits::take`] had allowed did not leave.
+    pub fn give_back(&self, packets: u32) {
+        self.unspend(packets);
+        self.others.fetch_sub(packets.into(), Relaxed);
+    }
+
+    /// Packets of [`Credits::spend`] did not leave.
+    pub fn unspend(&self, packets: u32) {
+        self.change(|credits| credits.saturating_add(i64::from(packets) * CREDIT));
+        self.sent.fetch_sub(packets.into(), Relaxed);
+    }
+
+    /// Others wait that do not [take](Credits::take) credits: the kernel's, in a class that has what LM leaves of the rate.
+    ///
+    /// `paced` does not raise a rate that nobody waits for: it would know nothing of the port when all of it is used at once.
+    pub fn others_wait(&self) {
+        if self.wanted.load(Relaxed) != WANTED_AT_REFRESH | WANTED_AT_LOOK {
+            self.wanted.fetch_or(WANTED_AT_REFRESH | WANTED_AT_LOOK, Relaxed);
+        }
+    }
+
+    /// What has left so far.
+    pub fn departures(&self) -> Departures {
+        let (sent, others) = (self.sent.load(Relaxed), self.others.load(Relaxed));
+        Departures {
+            first: sent.saturating_sub(others),
+            others,
+            others_wait: self.wanted.fetch_and(!WANTED_AT_LOOK, Relaxed) & WANTED_AT_LOOK != 0,
+        }
+    }
+
+    /// When another may leave that may not now: if no real-time packet comes first. `None` if it might have at the last look.
+    pub fn next(&self) -> Option<Time> {
+        let rate = self.rate();
+        let lacking = CREDIT.saturating_sub(self.billionths.load(Relaxed));
+        let next_refresh = Time::from_nanos(self.next_refresh_ns.load(Relaxed));
         if lacking <= 0 {
             return None;
         }
         if rate.law == Law::Paper {
-            return Some(self.next_refresh);
+            return Some(next_refresh);
         }
         let wait_ns = (lacking as u64).div_ceil(u64::from(rate.here_per_second())); // positive
-        let next = self.filled + Duration::from_nanos(wait_ns);
-        Some(if self.others <= 0 {
-            next.min(self.next_refresh)
-        } else {
-            next
+        let next = Time::from_nanos(self.filled_ns.load(Relaxed)) + Duration::from_nanos(wait_ns);
+        let since_refresh = { &self.others }.load(Relaxed).wrapping_sub(self.others_at_refresh.load(Relaxed));
+        Some(match since_refresh as i64 <= 0 {
+            true => next.min(next_refresh),
+            false => next,
         })
+    }
+
+    /// For an owner elsewhere: packets were lost on their way, of whatever class.
+    pub fn tell_lost(&self, packets: u32) {
+        self.lost.fetch_add(packets.into(), Relaxed);
+    }
+
+    /// For an owner elsewhere: as [`Smoother::delayed`].
+    pub fn tell_delayed(&self, delay: Duration) {
+        let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        self.delay_max_ns.fetch_max(delay_ns, Relaxed);
+    }
+
+    /// What no packet and no look would ever mend. Clocks of processes that share a page are read a moment apart.
+    fn mend(&self, rate: &Rate, now: Time) {
+        let period = rate.refresh_period;
+        if self.filled_ns.load(Relaxed) > (now + period).as_nanos() {
+            self.filled_ns.store(now.as_nanos(), Relaxed);
+        }
+        if self.next_refresh_ns.load(Relaxed) > (now + period.saturating_mul(2)).as_nanos() {
+            self.next_refresh_ns.store((now + period).as_nanos(), Relaxed);
+        }
+        if self.billionths.load(Relaxed) < -rate.depth {
+            self.billionths.store(-rate.depth, Relaxed);
+        }
     }
 }
 
@@ -387,11 +548,13 @@ impl Credits {
 /// assert_eq!(smoother.rate().credits_per_second(), 3600);
 /// # Ok::<(), lm_protocol::smoother::ParametersError>(())
 /// ```
-#[derive(Clone, Debug)]
-pub struct Smoother {
+#[derive(Debug)]
+pub struct Smoother<C = Box<Credits>> {
     parameters: Parameters,
     rate: Rate,
-    credits: Credits,
+    credits: C,
+    /// When the rate is looked at next: at a refresh, whoever makes it.
+    next_look: Time,
     /// Losses that are no signal yet, in billionths of a packet, and packets that had left when that was counted.
     tolerated: i64,
     tolerated_at: u64,
@@ -401,7 +564,6 @@ pub struct Smoother {
     deaf_until: Time,
     /// Delay of real-time packets that is no signal.
     delay_limit: Duration,
-    forgiven: u128,
 }
 
 impl Smoother {
@@ -411,21 +573,52 @@ impl Smoother {
     ///
     /// The rule that the parameters break.
     pub fn new(parameters: Parameters, now: Time) -> Result<Smoother, ParametersError> {
+        Smoother::over(Box::default(), parameters, now)
+    }
+}
+
+impl<C: AsRef<Credits>> Smoother<C> {
+    /// The owner of credits that others take as well. The rate of an owner before, of the same law and depth, stays where it is allowed.
+    ///
+    /// # Errors
+    ///
+    /// The rule that the parameters break.
+    pub fn over(credits: C, parameters: Parameters, now: Time) -> Result<Smoother<C>, ParametersError> {
         parameters.check()?;
-        let rate = Rate::new(&parameters);
+        let (before, mut rate) = (credits.as_ref().rate(), Rate::new(&parameters));
+        if (before.law, before.depth) == (rate.law, rate.depth) {
+            let (least, most) = parameters.paced_bounds();
+            let periods = (parameters.refresh_period_min, parameters.refresh_period_max);
+            match rate.law {
+                Law::Paper => {
+                    rate.refresh_period = before.refresh_period.clamp(periods.0, periods.1);
+                    rate.credits_per_second = parameters.credits_per_second(rate.refresh_period);
+                }
+                Law::Paced => rate.credits_per_second = before.credits_per_second.clamp(least, most),
+            }
+            credits.as_ref().set_rate(&rate);
+            credits.as_ref().mend(&rate, now);
+        } else {
+            credits.as_ref().begin(&rate, now);
+        }
         let mut smoother = Smoother {
             parameters,
             rate,
-            credits: Credits::new(&rate, now),
+            next_look: Time::from_nanos(credits.as_ref().next_refresh_ns.load(Relaxed)),
             tolerated: 0,
-            tolerated_at: 0,
+            tolerated_at: credits.as_ref().sent.load(Relaxed),
             is_signalled: false,
             deaf_until: Time::ZERO,
             delay_limit: Duration::ZERO,
-            forgiven: 0,
+            credits,
         };
         smoother.set_deadline(None);
         Ok(smoother)
+    }
+
+    /// The credits that it gives.
+    pub fn credits(&self) -> &Credits {
+        self.credits.as_ref()
     }
 
     /// The tightest deadline of real-time packets that leave here: `paced` takes half of it for a signal, and four frame times at least.
@@ -437,31 +630,25 @@ impl Smoother {
         self.delay_limit = tightest.map_or(frames, |deadline| frames.max(deadline / 2));
     }
 
-    /// Of `packets` that are neither real-time nor control and would leave now, how many may. Takes their credits.
+    /// [`Credits::take`].
     #[inline]
     pub fn take(&mut self, packets: u32, now: Time) -> u32 {
         self.advance(now);
-        self.credits.take(packets)
+        self.credits().take(packets, now)
     }
 
-    /// Real-time or control packets leave, whatever credits there are.
+    /// [`Credits::spend`].
     #[inline]
     pub fn spend(&mut self, packets: u32, now: Time) {
         self.advance(now);
-        let forgiven = self.credits.spend(&self.rate, packets);
-        self.forgiven += forgiven as u128; // not negative
-    }
-
-    /// Packets that [`Smoother::take`] had allowed did not leave.
-    pub fn give_back(&mut self, packets: u32) {
-        self.credits.give_back(packets);
+        self.credits().spend(packets, now);
     }
 
     /// Packets were lost on their way, of whatever class. What the host itself dropped is no loss: that is what smoothing does.
     pub fn lost(&mut self, packets: u32, now: Time) {
         self.advance(now);
         self.tolerated = self.tolerance() - i64::from(packets) * CREDIT;
-        self.tolerated_at = self.credits.sent;
+        self.tolerated_at = self.credits().sent.load(Relaxed);
         if self.tolerated < 0 {
             self.tolerated = 0;
             self.signalled(now);
@@ -477,36 +664,46 @@ impl Smoother {
         }
     }
 
-    /// Others wait that do not [take](Smoother::take) credits: the kernel's, in a class that has what LM leaves of the rate.
-    ///
-    /// `paced` does not raise a rate that nobody waits for: it would know nothing of the port when all of it is used at once.
-    pub fn others_wait(&mut self) {
-        self.credits.is_wanted = true;
+    /// Hears of what those told who share the credits ([`Credits::tell_lost`], [`Credits::tell_delayed`]), and lets time pass.
+    pub fn look(&mut self, now: Time) {
+        let (lost, delay_max_ns) = {
+            let credits = self.credits();
+            credits.mend(&self.rate, now);
+            (credits.lost.swap(0, Relaxed), credits.delay_max_ns.swap(0, Relaxed))
+        };
+        if lost > 0 {
+            self.lost(u32::try_from(lost).unwrap_or(u32::MAX), now);
+        }
+        self.delayed(Duration::from_nanos(delay_max_ns), now);
+        self.advance(now);
     }
 
-    /// So many packets a second leave elsewhere, which do not [take](Smoother::take) credits: the rest of λ is for those that do.
+    /// So many packets a second leave elsewhere, which do not [take](Credits::take) credits: the rest of λ is for those that do.
     pub fn set_elsewhere(&mut self, packets_per_second: u32, now: Time) {
         self.advance(now);
         self.rate.elsewhere_per_second = packets_per_second;
+        self.credits().set_rate(&self.rate);
     }
 
     /// Makes the refresh that is due, and lets credits come. All that is told the time does that; a timer has to where nothing leaves.
     #[inline]
     pub fn advance(&mut self, now: Time) {
-        self.credits.fill(&self.rate, now);
-        if now >= self.credits.next_refresh {
-            self.refresh(now);
+        self.credits().fill(&self.rate, now);
+        if now >= self.next_look {
+            self.adapt();
+            self.credits().refresh(&self.rate, now);
+            self.next_look = self.next_refresh();
         }
     }
 
-    /// When another may leave; `None` if it might have at the last look.
+    /// [`Credits::next`].
     pub fn next(&self) -> Option<Time> {
-        self.credits.next(&self.rate)
+        self.credits().next()
     }
 
     /// When the next refresh is due.
     pub fn next_refresh(&self) -> Time {
-        self.credits.next_refresh
+        Time::from_nanos(self.credits().next_refresh_ns.load(Relaxed))
     }
 
     /// How fast credits come.
@@ -517,16 +714,18 @@ impl Smoother {
 
     /// Credits that real-time and control packets used up and nobody waited for.
     pub fn forgiven_credits(&self) -> u64 {
-        u64::try_from(self.forgiven / CREDIT as u128).unwrap_or(u64::MAX)
+        self.credits().forgiven.load(Relaxed) / 1_000_000
     }
 
-    fn refresh(&mut self, now: Time) {
+    /// The rate from this refresh on.
+    fn adapt(&mut self) {
         let Parameters {
             refresh_period_min: least,
             refresh_period_max: most,
             refresh_period_step: step,
             ..
         } = self.parameters;
+        let is_wanted = self.credits().wanted.fetch_and(!WANTED_AT_REFRESH, Relaxed) & WANTED_AT_REFRESH != 0;
         let rate = &mut self.rate;
         match rate.law {
             Law::Paper => {
@@ -537,7 +736,7 @@ impl Smoother {
                 };
                 rate.credits_per_second = self.parameters.credits_per_second(rate.refresh_period);
             }
-            Law::Paced if self.credits.is_wanted && !self.is_signalled => {
+            Law::Paced if is_wanted && !self.is_signalled => {
                 let initial = self.parameters.credits_per_second(self.parameters.refresh_period);
                 let raised = rate
                     .credits_per_second
@@ -547,8 +746,7 @@ impl Smoother {
             Law::Paced => {}
         }
         self.is_signalled = false;
-        let forgiven = self.credits.refresh(&self.rate, now);
-        self.forgiven += forgiven as u128; // not negative
+        self.credits().set_rate(&self.rate);
     }
 
     fn signalled(&mut self, now: Time) {
@@ -560,6 +758,7 @@ impl Smoother {
             let lambda = self.rate.credits_per_second;
             self.rate.credits_per_second =
                 (lambda - lambda.div_ceil(PACED_CUT)).max(self.parameters.paced_bounds().0);
+            self.credits().set_rate(&self.rate);
         }
         self.is_signalled = true;
     }
@@ -567,9 +766,12 @@ impl Smoother {
     /// Losses that are no signal now: of 1/Z packets that leave one. The tolerance of CBD packets is kept, and one loss at least.
     fn tolerance(&self) -> i64 {
         let share = (self.parameters.loss_tolerance * CREDIT as f64) as i64; // at most one packet
-        let sent = self.credits.sent.saturating_sub(self.tolerated_at);
+        let sent = self.credits().sent.load(Relaxed).saturating_sub(self.tolerated_at);
         let brought = share.saturating_mul(i64::try_from(sent).unwrap_or(i64::MAX));
         let most = CREDIT.max(share.saturating_mul(i64::from(self.parameters.bucket_depth)));
         self.tolerated.saturating_add(brought).min(most)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -328,14 +328,14 @@ fn what_did_not_leave_is_given_back() {
         let mut smoother = Smoother::new(table_3(law), Time::ZERO).unwrap();
         let allowed = smoother.take(100, Time::ZERO);
         assert_eq!(smoother.take(100, Time::ZERO), 0);
-        smoother.give_back(allowed - 1);
+        smoother.credits().give_back(allowed - 1);
         assert_eq!(smoother.take(100, Time::ZERO), allowed - 1, "{law:?}");
     }
 
     // Others that had nothing in the end get their packet after the refresh.
     let mut smoother = Smoother::new(table_3(Law::Paced), Time::ZERO).unwrap();
     let allowed = smoother.take(2, Time::ZERO);
-    smoother.give_back(allowed);
+    smoother.credits().give_back(allowed);
     smoother.spend(100, Time::from_millis(9));
     assert_eq!(smoother.take(2, Time::from_millis(10)), 1);
     // What did not leave brings no tolerance.
@@ -346,7 +346,7 @@ fn what_did_not_leave_is_given_back() {
     for (given_back, rate) in [(0, 4000), (1, 3600)] {
         let mut smoother = Smoother::new(one_in_two, Time::ZERO).unwrap();
         smoother.take(2, Time::ZERO);
-        smoother.give_back(given_back);
+        smoother.credits().give_back(given_back);
         smoother.lost(1, Time::ZERO);
         assert_eq!(smoother.rate().credits_per_second(), rate);
     }
@@ -358,7 +358,7 @@ fn a_rate_that_nobody_waits_for_is_not_raised() {
     let mut rate_after = |millis| {
         smoother.advance(Time::from_millis(millis));
         let rate = smoother.rate().credits_per_second();
-        smoother.others_wait();
+        smoother.credits().others_wait();
         rate
     };
     assert_eq!(rate_after(10), 4000);

@@ -2,6 +2,7 @@
 
 mod laws;
 mod network;
+mod shared;
 
 use lm_protocol::smoother::Law;
 use network::*;

@@ -602,7 +602,7 @@ impl Host {
             (Some(htb), smoother) => {
                 if !htb.may_send(now_ns) {
                     if let Some(smoother) = smoother {
-                        smoother.others_wait();
+                        smoother.credits().others_wait();
                     }
                     return Some(htb.next_ns());
                 }
