@@ -109,7 +109,7 @@ pub use config::{
 };
 pub use connect::{ConnectError, ConnectOptions, Session};
 pub use counters::{Counters, Drops, Violations};
-pub use daemon::{DaemonError, ipc};
+pub use daemon::{DaemonError, SharedSmoother, ipc};
 pub use endpoint::{Endpoint, Extensions, PeerHandle, Status};
 pub use error::OpenError;
 pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};

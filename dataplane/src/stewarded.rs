@@ -2,6 +2,7 @@
 //! `daemon_sessions.rs`. Where there is no daemon a node of our own does the same ([`crate::own_node`]).
 
 use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::sync::MutexGuard;
 
 use lm_protocol::admission::{Decision, Outcome, Ticket};
@@ -60,6 +61,11 @@ impl Stewarded {
     /// The daemon, where there is one.
     fn client(&self) -> Option<MutexGuard<'_, Client>> {
         self.daemon.as_ref().map(Daemon::client)
+    }
+
+    /// Where the daemon listens.
+    pub(crate) fn daemon_path(&self) -> Option<PathBuf> {
+        Some(self.client()?.path().to_owned())
     }
 
     /// Whether there is a daemon that is away.

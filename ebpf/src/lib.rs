@@ -5,6 +5,7 @@
 //! which fragment each RX descriptor holds, because the headers in memory may be overwritten by then.
 //!
 //! - [`Gate`]: load, attach, roles, sockets, sessions. Needs CAP_BPF and CAP_NET_ADMIN.
+//! - [`CreditPage`]: the credits of an interface's smoother, which its programs share.
 //! - [`Log`]: a landing channel's log and counters, as its client sees them. Needs no privilege.
 //! - [`Verdict`], [`Counters`]: what became of each packet; every packet counts once.
 //! - [`model`]: the same gate in Rust, for simulated NICs and as the oracle of the tests.
@@ -12,6 +13,7 @@
 //! The object is committed, so that a build needs no clang; `cargo xtask gate` rebuilds it and says whether it is stale.
 
 mod attach;
+mod credits;
 mod gate;
 pub mod layout;
 mod log;
@@ -24,6 +26,7 @@ mod sys;
 mod verdict;
 
 pub use attach::{AttachError, AttachMode, CpuCheck, EffectiveMode, GateConfig};
+pub use credits::CreditPage;
 pub use gate::{Gate, GateError, OpenSession, Quiesce, Quiet, remove_defunct_pins, remove_pins};
 pub use log::{Log, LogWriter};
 pub use role::Role;

@@ -1,6 +1,6 @@
 //! Memory that the gate and user space write at the same time.
 //!
-//! Rules: no Rust reference to these bytes ever exists; every access is an atomic load or store through a raw pointer,
+//! Rules: no Rust reference to these bytes ever exists, but to atomics; every access is an atomic load or store through a raw pointer,
 //! naturally aligned and inside the mapping (checked on each access); what is read is copied and checked as a value. The other
 //! side is the kernel (trusted) or, for a channel's log, a client that may write nonsense: a wrong value must never become a
 //! wrong address. The BPF program's plain stores are, for the machine, relaxed atomic stores of the same width.
@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use lm_protocol::smoother::Credits;
 
 use crate::layout::{CounterRow, VERDICT_ROW};
 use crate::verdict::{Counters, Verdict};
@@ -64,6 +66,15 @@ impl SharedMemory {
         );
         // SAFETY: inside the mapping, by the assertion.
         unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// The credits that the mapping begins with.
+    #[inline]
+    pub(crate) fn credits(&self) -> &Credits {
+        let credits: *const Credits = self.address(0, 1);
+        // SAFETY: inside the mapping and aligned, which is of whole pages and lives as long as `self`; the structure is atomics alone, for which any
+        // bytes are a value.
+        unsafe { &*credits }
     }
 
     #[inline]

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -108,6 +109,37 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     };
     // SAFETY: the path lives across the call and ends with a zero.
     let fd = unsafe { bpf(BPF_OBJ_GET, &mut attr) }?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Makes a map of one value that programs can map (`BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`), all zeros: unlike a file it cannot be cut short.
+pub(crate) fn create_page(value_len: u32) -> io::Result<OwnedFd> {
+    const ARRAY: u32 = 2;
+    const MMAPABLE: u32 = 1 << 10;
+    #[repr(C)]
+    struct MapCreate {
+        map_type: u32,
+        key_len: u32,
+        value_len: u32,
+        max_entries: u32,
+        flags: u32,
+        rest: [u32; 2],
+        name: [u8; 16],
+    }
+    let mut name = [0; 16];
+    name[..10].copy_from_slice(b"lm_credits");
+    let mut attr = MapCreate {
+        map_type: ARRAY,
+        key_len: size_of::<u32>() as u32,
+        value_len,
+        max_entries: 1,
+        flags: MMAPABLE,
+        rest: [0; 2],
+        name,
+    };
+    // SAFETY: initialised, and nothing in it points anywhere.
+    let fd = unsafe { bpf(BPF_MAP_CREATE, &mut attr) }?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }

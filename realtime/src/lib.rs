@@ -34,7 +34,6 @@ mod entries;
 mod error;
 mod histogram;
 mod incoming;
-mod kernel;
 #[expect(unsafe_code, reason = "entries are their owner's")]
 mod latest;
 #[cfg(test)]
@@ -47,6 +46,7 @@ mod pool;
 mod queues;
 mod receiving;
 mod sending;
+mod smoothing;
 mod socket;
 mod statistics;
 

@@ -5,9 +5,8 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use lm_dataplane::{Arrived, Class, Flow, Handler, Replies, Shaper, Signal, TxBatch};
+use lm_dataplane::{Arrived, Flow, Handler, Replies, TxBatch};
 use lm_protocol::serial;
-use lm_protocol::smoother::Smoother;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, Trailer};
 
@@ -293,74 +292,6 @@ impl Handler for Reports {
             self.0.refused_reports.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.0.tell(|smoother| {
-            if lost > 0 {
-                smoother.lost(lost, now);
-            }
-            smoother.delayed(report.delay_max, now);
-        });
-    }
-}
-
-/// Asks the smoother for all that leaves the port and is neither real-time nor control.
-#[derive(Debug)]
-pub(crate) struct Smoothed {
-    pub(crate) hub: Arc<Hub>,
-    /// When it was asked last.
-    pub(crate) asked: Time,
-}
-
-impl Smoothed {
-    fn with<R>(&self, ask: impl FnOnce(&mut Smoother) -> R) -> Option<R> {
-        let smoother = self.hub.smoother.as_ref();
-        smoother.map(|smoother| ask(&mut locked(smoother)))
-    }
-}
-
-impl Shaper for Smoothed {
-    fn take(&mut self, class: Class, packets: u32, now: Time) -> u32 {
-        self.asked = now;
-        let taken = self.with(|smoother| match class {
-            Class::Control | Class::RealTime => {
-                smoother.spend(packets, now);
-                packets
-            }
-            Class::Small | Class::Bulk => smoother.take(packets, now),
-        });
-        let taken = taken.unwrap_or(packets);
-        if taken < packets {
-            self.hub.others_wait();
-        }
-        taken
-    }
-
-    fn signal(&mut self, signal: Signal) {
-        match signal {
-            Signal::Left {
-                class,
-                allowed,
-                packets,
-                ..
-            } => {
-                self.hub.left(class, packets);
-                self.with(|smoother| match allowed.checked_sub(packets) {
-                    Some(unused) => smoother.give_back(unused),
-                    // Control packets were not asked for.
-                    None => smoother.spend(packets - allowed, self.asked),
-                });
-            }
-            // Those of messages: their receivers asked for them again.
-            Signal::Lost { packets, .. } => {
-                self.hub.tell(|smoother| smoother.lost(packets, self.asked));
-            }
-            _ => {}
-        }
-    }
-
-    fn next(&self, class: Class) -> Option<Time> {
-        match class {
-            Class::Control | Class::RealTime => None,
-            _ => self.with(|smoother| smoother.next()).flatten(),
-        }
+        self.0.smoothing.tell(lost, report.delay_max, now);
     }
 }

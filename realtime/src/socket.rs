@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lm_cards::{Foreign, Traffic};
+use lm_cards::{Follower, Foreign, Traffic};
 use lm_dataplane::port::Port;
 use lm_dataplane::{
-    Class, Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError,
+    Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError,
     Waker,
 };
 use lm_protocol::manifest::DIGEST_LEN;
@@ -21,12 +21,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::assembling::Assembling;
 use crate::error::{NotSent, OpenError, SendError};
-use crate::kernel::{Departures, Follower, Kernel};
 use crate::message::{RtMessage, SendOptions, SendOutcome};
 use crate::pool::{Block, Blocks, Pool, RtBuffer};
 use crate::queues::{ArrivingEnd, Order, SocketEnds, SocketState, queues};
 use crate::receiving::{Expected, Receiving};
-use crate::sending::{Leaving, Reports, Sent, Smoothed};
+use crate::sending::{Leaving, Reports, Sent};
+use crate::smoothing::{Lease, Smoothed, Smoothing, Source};
 use crate::statistics::{Histograms, Statistics};
 
 /// Frames of a socket at most: a transmit ring is shorter. How many are left, the endpoint says when the socket is connected.
@@ -57,13 +57,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What the sockets of an endpoint share.
 pub(crate) struct Hub {
     pub(crate) clock: Box<dyn Fn() -> Time + Send + Sync>,
-    pub(crate) smoother: Option<Mutex<Smoother>>,
-    /// What time it was for the endpoint, whose time the smoother goes by, and when.
-    begun: (Time, Instant),
-    /// Packets that left: real-time and control packets, and others; whether others wait for credits.
-    left: [AtomicU64; 2],
-    others_wait: AtomicBool,
-    kernel: Mutex<Kernel>,
+    pub(crate) smoothing: Arc<Smoothing>,
     /// Most bytes of a message in one packet.
     pub(crate) packet_payload_max: usize,
     /// Takes the packets that come.
@@ -81,64 +75,8 @@ pub(crate) struct Hub {
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hub")
-            .field("smoother", &self.smoother)
+            .field("smoothing", &self.smoothing)
             .finish_non_exhaustive()
-    }
-}
-
-impl Hub {
-    /// The endpoint's time, for another thread.
-    pub(crate) fn now(&self) -> Time {
-        self.begun.0 + self.begun.1.elapsed()
-    }
-
-    /// What has left so far, and whether others have waited since this was asked last.
-    pub(crate) fn departures(&self) -> Departures {
-        // Relaxed: each is right for itself.
-        let [first, others] = self.left.each_ref().map(|count| count.load(Ordering::Relaxed));
-        Departures {
-            first,
-            others,
-            others_wait: self.others_wait.swap(false, Ordering::Relaxed),
-        }
-    }
-
-    pub(crate) fn left(&self, class: Class, packets: u32) {
-        let count = &self.left[usize::from(class > Class::RealTime)];
-        count.fetch_add(packets.into(), Ordering::Relaxed);
-    }
-
-    pub(crate) fn others_wait(&self) {
-        self.others_wait.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn credits_per_second(&self) -> Option<u32> {
-        let smoother = self.smoother.as_ref()?;
-        Some(locked(smoother).rate().credits_per_second())
-    }
-
-    /// The smoother hears of losses or delays. Whoever follows its rate is woken where that has changed.
-    pub(crate) fn tell(&self, what: impl FnOnce(&mut Smoother)) {
-        let Some(smoother) = &self.smoother else { return };
-        let mut smoother = locked(smoother);
-        let before = smoother.rate();
-        what(&mut smoother);
-        let has_changed = smoother.rate() != before;
-        drop(smoother);
-        if has_changed {
-            locked(&self.kernel).wake();
-        }
-    }
-
-    /// Makes the refresh that is due: the rate now, and when the next one is. The kernel sends `kernels_per_second`; `they_wait`: more would leave.
-    pub(crate) fn refreshed(&self, now: Time, kernels_per_second: u32, they_wait: bool) -> (u32, Time) {
-        let smoother = self.smoother.as_ref().expect("it is followed");
-        let mut smoother = locked(smoother);
-        smoother.set_elsewhere(kernels_per_second, now);
-        if they_wait {
-            smoother.others_wait();
-        }
-        (smoother.rate().credits_per_second(), smoother.next_refresh())
     }
 }
 
@@ -251,6 +189,9 @@ impl RealTime {
     /// Takes the endpoint's real-time packets. With `link` a smoother of these parameters stands before everything else that leaves; `clock`
     /// says when messages are sent and received ([`monotonic`]).
     ///
+    /// The smoother of an endpoint behind the admission daemon is the daemon's, which all programs on the interface share, where it has one
+    /// (`lm-admissiond --link-rate`).
+    ///
     /// # Errors
     /// [`OpenError::Handler`], [`OpenError::Smoother`], [`OpenError::Waker`].
     pub fn new<P: Port>(
@@ -258,20 +199,14 @@ impl RealTime {
         link: Option<Parameters>,
         clock: impl Fn() -> Time + Send + Sync + 'static,
     ) -> Result<RealTime, OpenError> {
-        let smoother = link
-            .map(|link| Smoother::new(link, endpoint.status().now()))
-            .transpose()?;
+        let smoothing = Arc::new(smoothing(endpoint, link)?);
         let mtu = endpoint.status().device().mtu as usize;
         let hub = Arc::new(Hub {
             packet_payload_max: mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN),
             clock: Box::new(clock),
-            smoother: smoother.map(Mutex::new),
+            smoothing: Arc::clone(&smoothing),
             handler: OnceLock::new(),
             waker: endpoint.extensions().waker().map_err(OpenError::Waker)?,
-            begun: (endpoint.status().now(), Instant::now()),
-            left: Default::default(),
-            others_wait: AtomicBool::new(false),
-            kernel: Mutex::default(),
             sockets: Mutex::default(),
             flows: Mutex::default(),
             refused_packets: AtomicU64::new(0),
@@ -287,9 +222,9 @@ impl RealTime {
             TYPE_RT_REPORT..=TYPE_RT_REPORT,
             Box::new(Reports(Arc::clone(&hub))),
         )?;
-        if hub.smoother.is_some() {
+        if smoothing.is_there() {
             let smoothed = Smoothed {
-                hub: Arc::clone(&hub),
+                smoothing,
                 asked: endpoint.status().now(),
             };
             endpoint.extensions().shape(Scope::Port, Some(Box::new(smoothed)));
@@ -303,16 +238,15 @@ impl RealTime {
     ///
     /// That takes CAP_NET_ADMIN and a kernel with HTB. Where it cannot be had, or an administrator has set a root qdisc that is to stay, the
     /// kernel's traffic is not held back, and a warning (`tracing`) says why, once.
+    ///
+    /// Behind the admission daemon that is the daemon's to do (`--replace-qdisc`), and this does nothing.
     pub fn hold_kernel(&self, interface: &str, foreign: Foreign) {
-        if self.0.smoother.is_some() {
-            locked(&self.0.kernel).want(interface, foreign);
-        }
+        self.0.smoothing.hold_kernel(interface, foreign);
     }
 
     /// What of the kernel's traffic has left, and what waits, at the last refresh; `None`: it does not follow the smoother.
     pub fn kernel_traffic(&self) -> Option<Traffic> {
-        let running = locked(&self.0.kernel).running()?;
-        Some(running.traffic())
+        self.0.smoothing.follower()?.traffic()
     }
 
     /// A socket with this number on the endpoint that real time was made for. All memory that its messages will need is taken here, and locked, and
@@ -364,7 +298,7 @@ impl RealTime {
             flow,
         };
         locked(&self.0.sockets).insert(port, receiver);
-        let follower = locked(&self.0.kernel).follow(&self.0);
+        let follower = self.0.smoothing.follow();
         Ok(RtSocket {
             _follower: follower,
             hub: Arc::clone(&self.0),
@@ -383,8 +317,25 @@ impl RealTime {
 
     /// Credits a second that the smoother gives to what is not real-time; `None`: there is no smoother.
     pub fn credits_per_second(&self) -> Option<u32> {
-        self.0.credits_per_second()
+        self.0.smoothing.credits_per_second()
     }
+}
+
+/// The smoother of an endpoint's interface.
+fn smoothing<P: Port>(endpoint: &Endpoint<P>, link: Option<Parameters>) -> Result<Smoothing, OpenError> {
+    let now = endpoint.status().now();
+    if let Some(daemon) = endpoint.status().daemon() {
+        let interface = &endpoint.status().device().name;
+        match Lease::ask(&daemon, interface) {
+            Ok(lease) => return Ok(Smoothing::new(Source::Daemons(lease), now)),
+            Err(what) => tracing::info!(interface, "the admission daemon has no smoother: {what}"),
+        }
+    }
+    let source = match link {
+        Some(link) => Source::Own(Mutex::new(Smoother::new(link, now)?)),
+        None => Source::Nothing,
+    };
+    Ok(Smoothing::new(source, now))
 }
 
 /// A real-time socket. It may be sent to a thread of its own; the endpoint is polled by another. Neither waits for the other to send or receive.

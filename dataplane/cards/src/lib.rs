@@ -30,5 +30,5 @@ pub use journal::JournalError;
 pub use netdev::XdpFeatures;
 pub use platform::{Bounce, Demand, Facts, Obstacle, chunk_len_for, judge, rx_ring_len};
 pub use probe::Probe;
-pub use shaping::{Foreign, Shaping, ShapingError, Traffic};
+pub use shaping::{Followed, Follower, Foreign, Shaping, ShapingError, Traffic};
 pub use steering::{Neighbouring, Steering, SteeringError};

@@ -288,6 +288,16 @@ impl Client {
         self.due = true;
     }
 
+    /// Where the daemon listens.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The connection alone, if there is one.
+    pub(crate) fn into_socket(self) -> Option<OwnedFd> {
+        self.socket
+    }
+
     /// To wait on, while there is a daemon.
     pub(crate) fn raw_fd(&self) -> Option<RawFd> {
         self.socket.as_ref().map(|socket| socket.as_raw_fd())

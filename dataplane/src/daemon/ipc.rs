@@ -26,7 +26,7 @@ use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN, WORD_L
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
@@ -198,6 +198,12 @@ pub enum Call {
     },
     /// What `lm-admissiond status` shows. Answered by [`Reply::Status`].
     Status,
+    /// Sends real-time messages on an interface of the daemon's, and wants its smoother for as long as the connection lasts. Answered by
+    /// [`Reply::Smoother`]. For a connection of its own: it needs no [`Call::Join`].
+    Smooth {
+        /// Name of the interface.
+        interface: String,
+    },
 }
 
 /// How far a session is that was granted to a program.
@@ -275,6 +281,8 @@ pub enum Reply {
     Word([u8; WORD_LEN]),
     /// To [`Call::Status`]. Beside it a file: JSON.
     Status,
+    /// To [`Call::Smooth`]. Beside it the map of the credits ([`lm_ebpf::CreditPage`]).
+    Smoother,
 }
 
 /// What a program gets of an interface.

@@ -3,6 +3,7 @@
 mod client;
 mod error;
 pub mod ipc;
+mod smoother;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use client::Client;
 pub(crate) use client::News;
 pub use error::DaemonError;
+pub use smoother::SharedSmoother;
 
 /// The connection to it, as an endpoint and its port have it in common: the port asks for what the gate has to do, the engine for
 /// everything else. One thread has both.

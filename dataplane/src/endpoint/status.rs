@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 
 use lm_protocol::time::Time;
 
@@ -27,6 +28,11 @@ impl<'a, P: Port> Status<'a, P> {
     /// The network interface.
     pub fn device(&self) -> &'a Device {
         &self.endpoint.device
+    }
+
+    /// Where the admission daemon listens, if the endpoint was opened by one.
+    pub fn daemon(&self) -> Option<PathBuf> {
+        self.endpoint.engine.admission.stewarded.daemon_path()
     }
 
     /// The mode in effect, as the kernel reports it.

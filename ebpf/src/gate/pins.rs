@@ -1,7 +1,8 @@
 //! Pins: a gate that outlives its process, and is taken over by the next one.
 //!
 //! A folder of a bpffs has the program, the maps, each log as `log-QUEUE`, and the link, pinned last: what is there without a link
-//! was not finished. The link's name says what the program was loaded with, so that nobody takes over another one.
+//! was not finished. The link's name says what the program was loaded with, so that nobody takes over another one. A smoother's credits
+//! come when they are asked for.
 
 use std::fs;
 use std::io;
@@ -10,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, XskMap};
+use lm_protocol::smoother::Credits;
 
 use super::{CHANNELS_LEN, Gate, GateError, LogArray, Progress, SESSIONS_LEN};
 use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
@@ -19,6 +21,7 @@ use crate::sys;
 use crate::verdict::Counters;
 
 const PROGRAM: &str = "program";
+const CREDITS: &str = "credits";
 pub(super) const MAPS: [&str; 5] = ["lm_channels", "lm_sessions", "lm_xsks", "lm_logs", "lm_ports"];
 
 /// No dots: bpffs keeps them for itself.
@@ -240,6 +243,22 @@ impl Gate {
             }
         }
         Ok(gate)
+    }
+
+    /// The map of the interface's credits ([`CreditPage`](crate::CreditPage)): that of the gate's owner before, where it is pinned.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub fn credits(&self) -> io::Result<OwnedFd> {
+        let pinned = self.pins.as_ref().map(|dir| dir.join(CREDITS));
+        if let Some(path) = pinned.as_ref().filter(|path| path.exists()) {
+            return sys::open_pin(path);
+        }
+        let map = sys::create_page(size_of::<Credits>() as u32)?;
+        if let Some(path) = &pinned {
+            sys::pin(map.as_fd(), path)?;
+        }
+        Ok(map)
     }
 
     pub(super) fn pin_log(&self, queue: u32) -> Result<(), GateError> {

@@ -19,6 +19,7 @@
 
 mod change;
 mod error;
+mod follower;
 mod link;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use crate::interface::Interface;
 use crate::journal::{Journal, Store, StoreLock, find, recover};
 use change::Change;
 pub use error::ShapingError;
+pub use follower::{Followed, Follower};
 use link::Link;
 pub use link::Traffic;
 

@@ -1,16 +1,17 @@
-//! The kernel's traffic on the endpoint's interface: it gets what the smoother leaves after LM's own packets.
+//! The kernel's traffic on an interface follows a smoother: it gets what that leaves after LM's own packets.
 //!
-//! A thread of its own follows the smoother: a change at the kernel may wait for others who configure interfaces, and the endpoint must not.
+//! A thread of its own does it: a change at the kernel may wait for others who configure interfaces, and whoever sends must not.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::thread::{self, JoinHandle, Thread};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 
-use lm_cards::{Foreign, Interface, InterfaceError, Shaping, ShapingError, Traffic};
+use lm_protocol::smoother::Departures;
 use lm_protocol::time::Time;
 
-use crate::socket::{Hub, locked};
+use crate::interface::{Interface, InterfaceError};
+use super::{Foreign, Shaping, ShapingError, Traffic};
 
 /// Preamble, check sequence and gap of a frame on the wire.
 const WIRE_OVERHEAD_BYTES: f64 = 24.0;
@@ -21,76 +22,22 @@ const CHANGE_PART: u64 = 50;
 /// Refreshes of which LM's departures and the kernel's packets are the mean.
 const LOOKS: usize = 4;
 
-/// Why the kernel's traffic does not follow the smoother.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FollowError {
-    #[error("{0}")]
-    Interface(#[from] InterfaceError),
-    #[error("{0}")]
-    Shaping(#[from] ShapingError),
-    #[error("no thread: {0}")]
-    Thread(#[from] std::io::Error),
+/// A smoother as it is followed.
+pub trait Followed: Send + Sync + 'static {
+    /// What time it is for it.
+    fn now(&self) -> Time;
+
+    /// Makes the refresh that is due. Meanwhile the kernel sends so many packets a second; `they_wait`: more would leave. Gives λ, in packets a
+    /// second, and when the next refresh is.
+    fn refreshed(&self, kernels_per_second: u32, they_wait: bool) -> (u32, Time);
+
+    /// What LM has sent.
+    fn departures(&self) -> Departures;
 }
 
-/// What is asked of the kernel's traffic, and who sees to it.
-#[derive(Debug, Default)]
-pub(crate) struct Kernel {
-    wanted: Option<(String, Foreign)>,
-    running: Weak<Follower>,
-    /// To be woken when the rate has changed.
-    thread: Option<Thread>,
-    has_warned: bool,
-}
-
-impl Kernel {
-    pub(crate) fn want(&mut self, interface: &str, foreign: Foreign) {
-        self.wanted = Some((interface.to_owned(), foreign));
-    }
-
-    pub(crate) fn running(&self) -> Option<Arc<Follower>> {
-        self.running.upgrade()
-    }
-
-    /// The rate has changed.
-    pub(crate) fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.unpark();
-        }
-    }
-
-    /// The follower that a socket keeps alive, if one is wanted and can be had. What stands against it is said once.
-    pub(crate) fn follow(&mut self, hub: &Arc<Hub>) -> Option<Arc<Follower>> {
-        let (interface, foreign) = self.wanted.clone()?;
-        if let Some(running) = self.running() {
-            return Some(running);
-        }
-        match Follower::start(&interface, foreign, hub) {
-            Ok(follower) => {
-                let follower = Arc::new(follower);
-                self.thread = follower.thread.as_ref().map(|thread| thread.thread().clone());
-                self.running = Arc::downgrade(&follower);
-                Some(follower)
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut self.has_warned, true) {
-                    unsmoothed(&interface, &error);
-                }
-                None
-            }
-        }
-    }
-}
-
-fn unsmoothed(interface: &str, error: &dyn std::error::Error) {
-    tracing::warn!(
-        interface,
-        "the smoother holds LM's own packets back, and not the kernel's: {error}"
-    );
-}
-
-/// A thread that follows the smoother until the last socket is closed. Dropping it restores the interface.
+/// A thread that lets time pass for a smoother, and has the kernel's traffic follow it. Dropping it restores the interface.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub struct Follower {
     thread: Option<JoinHandle<()>>,
     told: Arc<Told>,
 }
@@ -98,33 +45,64 @@ pub(crate) struct Follower {
 #[derive(Debug, Default)]
 struct Told {
     ends: AtomicBool,
-    traffic: Mutex<Traffic>,
+    traffic: Mutex<Option<Traffic>>,
+}
+
+impl Told {
+    fn tell(&self, traffic: Option<Traffic>) {
+        // A panic elsewhere is that thread's failure; a number is a number.
+        *self.traffic.lock().unwrap_or_else(PoisonError::into_inner) = traffic;
+    }
 }
 
 impl Follower {
-    fn start(interface: &str, foreign: Foreign, hub: &Arc<Hub>) -> Result<Follower, FollowError> {
-        let shaped = Interface::by_name(interface)?;
-        let share = Share::new(shaped.mtu);
-        let rate = share.bytes_per_second(hub.credits_per_second().unwrap_or(0));
-        let shaping = Shaping::apply(&shaped, rate, foreign)?;
+    /// Has the kernel's traffic on an interface of the calling thread's network namespace follow a smoother.
+    ///
+    /// # Errors
+    /// What stands against it, in one line, with the remedy.
+    pub fn start(
+        interface: &str,
+        foreign: Foreign,
+        followed: Arc<dyn Followed>,
+    ) -> Result<Follower, String> {
+        let kernel = Kernel::shape(interface, foreign, &*followed)?;
+        Follower::spawn(interface, Some(kernel), followed)
+    }
+
+    /// Lets time pass for a smoother, where the kernel's traffic does not follow it.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn alone(interface: &str, followed: Arc<dyn Followed>) -> Result<Follower, String> {
+        Follower::spawn(interface, None, followed)
+    }
+
+    fn spawn(
+        interface: &str,
+        kernel: Option<Kernel>,
+        followed: Arc<dyn Followed>,
+    ) -> Result<Follower, String> {
         let told = Arc::new(Told::default());
-        let (interface, hub, of_thread) = (interface.to_owned(), Arc::clone(hub), Arc::clone(&told));
-        let follow = move || {
-            if let Err(error) = follow(&hub, shaping, (share, rate), &of_thread) {
-                unsmoothed(&interface, &error);
-            }
-            // All of the credits are LM's again.
-            hub.refreshed(hub.now(), 0, false);
-        };
-        let thread = thread::Builder::new().name("lm-smoother".into()).spawn(follow)?;
+        told.tell(kernel.as_ref().map(|_| Traffic::default()));
+        let (interface, of_thread) = (interface.to_owned(), Arc::clone(&told));
+        let follow = move || follow(&interface, &*followed, kernel, &of_thread);
+        let thread = thread::Builder::new().name("lm-smoother".into()).spawn(follow);
         Ok(Follower {
-            thread: Some(thread),
+            thread: Some(thread.map_err(|error| format!("no thread: {error}"))?),
             told,
         })
     }
 
-    pub(crate) fn traffic(&self) -> Traffic {
-        *locked(&self.told.traffic)
+    /// What of the kernel's traffic has left, and what waits, at the last refresh; `None`: it is not held back.
+    pub fn traffic(&self) -> Option<Traffic> {
+        *self.told.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rate has changed.
+    pub fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 }
 
@@ -132,50 +110,67 @@ impl Drop for Follower {
     fn drop(&mut self) {
         // Release: nothing is ordered by it but the end itself.
         self.told.ends.store(true, Ordering::Release);
+        self.wake();
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
             // Its panic was told where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// Until it shall end, or the interface is gone. Dropping the shaping restores the interface.
-fn follow(
-    hub: &Hub,
-    mut shaping: Shaping,
-    (mut share, mut rate): (Share, u64),
-    told: &Told,
-) -> Result<(), ShapingError> {
-    let mut refresh = hub.now();
-    // Acquire: as in `drop`.
-    while !told.ends.load(Ordering::Acquire) {
-        let now = hub.now();
-        let traffic = shaping.traffic()?;
-        *locked(&told.traffic) = traffic;
-        if now >= refresh {
-            share.look(Look::new(now, hub.departures(), traffic));
-        }
-        let (credits_per_second, next) = hub.refreshed(now, share.packets_per_second(), traffic.waiting > 0);
-        refresh = next;
-        let wanted = share.bytes_per_second(credits_per_second);
-        if wanted.abs_diff(rate) * CHANGE_PART >= rate {
-            shaping.set_rate(wanted)?;
-            rate = wanted;
-        }
-        thread::park_timeout(refresh.since(hub.now()));
-    }
-    Ok(())
+/// The kernel's traffic, while it is shaped.
+struct Kernel {
+    shaping: Shaping,
+    share: Share,
+    rate: u64,
 }
 
-/// Packets of LM that left, and whether more would have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Departures {
-    /// Real-time and control packets.
-    pub(crate) first: u64,
-    pub(crate) others: u64,
-    /// Others did not get the credits that they asked for.
-    pub(crate) others_wait: bool,
+impl Kernel {
+    fn shape(interface: &str, foreign: Foreign, followed: &dyn Followed) -> Result<Kernel, String> {
+        let shaped = Interface::by_name(interface).map_err(|error: InterfaceError| error.to_string())?;
+        let share = Share::new(shaped.mtu);
+        let rate = share.bytes_per_second(followed.refreshed(0, false).0);
+        let shaping = Shaping::apply(&shaped, rate, foreign).map_err(|error| error.to_string())?;
+        Ok(Kernel { shaping, share, rate })
+    }
+
+    /// A look at what it sends, and the rate that it gets; when the next look is due.
+    fn follow(&mut self, followed: &dyn Followed, refresh: Time, told: &Told) -> Result<Time, ShapingError> {
+        let (now, traffic) = (followed.now(), self.shaping.traffic()?);
+        told.tell(Some(traffic));
+        if now >= refresh {
+            self.share.look(Look::new(now, followed.departures(), traffic));
+        }
+        let (credits_per_second, next) =
+            followed.refreshed(self.share.packets_per_second(), traffic.waiting > 0);
+        let wanted = self.share.bytes_per_second(credits_per_second);
+        if wanted.abs_diff(self.rate) * CHANGE_PART >= self.rate {
+            self.shaping.set_rate(wanted)?;
+            self.rate = wanted;
+        }
+        Ok(next)
+    }
+}
+
+/// Until it shall end. Dropping the kernel's shaping restores the interface.
+fn follow(interface: &str, followed: &dyn Followed, mut kernel: Option<Kernel>, told: &Told) {
+    let mut refresh = followed.now();
+    // Acquire: as in `drop`.
+    while !told.ends.load(Ordering::Acquire) {
+        refresh = match &mut kernel {
+            None => followed.refreshed(0, false).1,
+            Some(shaped) => shaped.follow(followed, refresh, told).unwrap_or_else(|error| {
+                tracing::warn!(interface, "the kernel's traffic follows the smoother no more: {error}");
+                kernel = None;
+                told.tell(None);
+                refresh
+            }),
+        };
+        thread::park_timeout(refresh.since(followed.now()));
+    }
+    drop(kernel);
+    // All of the credits are LM's again.
+    followed.refreshed(0, false);
 }
 
 /// What had left up to a moment.
@@ -245,8 +240,8 @@ impl Share {
     /// What the kernel may send of so many credits a second.
     fn bytes_per_second(&self, credits_per_second: u32) -> u64 {
         let (first, others, others_wait) = self.span().map_or((0.0, 0.0, false), |(from, to, seconds)| {
-            let first = (to.lm.first - from.lm.first) as f64 / seconds;
-            let others = (to.lm.others - from.lm.others) as f64 / seconds;
+            let first = to.lm.first.saturating_sub(from.lm.first) as f64 / seconds;
+            let others = to.lm.others.saturating_sub(from.lm.others) as f64 / seconds;
             (first, others, to.lm.others_wait)
         });
         let for_others = f64::from(credits_per_second) - first;
