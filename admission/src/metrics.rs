@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tiny_http::{Header, Method, Response, Server};
 
-use crate::daemon::status::Status;
+use crate::daemon::status::{SmootherStatus, Status};
 
 /// How long the loop may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -144,6 +144,24 @@ fn text(status: &Status) -> String {
                 .count() as i64
         }),
     );
+    let smoothers = || {
+        let interfaces = status.interfaces.iter();
+        interfaces.filter_map(|interface| Some((vec![("interface", interface.name.clone())], interface.smoother?)))
+    };
+    gauge(
+        "smoother_packets_per_second",
+        "PAR: packets that may leave beside real time",
+        smoothers()
+            .map(|(labels, smoother)| (labels, smoother.packets_per_second.into()))
+            .collect(),
+    );
+    gauge(
+        "smoother_credits",
+        "Credits that there are; negative: real time used up more",
+        smoothers()
+            .map(|(labels, smoother)| (labels, smoother.credits))
+            .collect(),
+    );
     gauge(
         "programs",
         "Programs that have an endpoint here, or are awaited",
@@ -175,6 +193,24 @@ fn text(status: &Status) -> String {
         "Calls that were refused",
         vec![(Vec::new(), status.refusals)],
     );
+    for (name, help, value) in [
+        (
+            "smoother_signals",
+            "Losses and delays that lowered the smoother's rate",
+            (|smoother| smoother.signals) as fn(SmootherStatus) -> u64,
+        ),
+        ("smoother_forgiven", "Debt that was forgiven, in credits", |smoother| {
+            smoother.forgiven
+        }),
+        (
+            "smoother_kernel_dropped",
+            "Packets of the kernel that its class dropped",
+            |smoother| smoother.kernel_dropped,
+        ),
+    ] {
+        let values = smoothers().map(|(labels, smoother)| (labels, value(smoother)));
+        counter(name, help, values.collect());
+    }
     let mut datagrams = Vec::new();
     let mut packets = Vec::new();
     for interface in &status.interfaces {

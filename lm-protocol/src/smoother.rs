@@ -473,12 +473,28 @@ impl Credits {
 
     /// What has left so far.
     pub fn departures(&self) -> Departures {
-        let (sent, others) = (self.sent.load(Relaxed), self.others.load(Relaxed));
+        let (first, others) = self.sent();
         Departures {
-            first: sent.saturating_sub(others),
+            first,
             others,
             others_wait: self.wanted.fetch_and(!WANTED_AT_LOOK, Relaxed) & WANTED_AT_LOOK != 0,
         }
+    }
+
+    /// Whole credits that there are; negative: real time used up more.
+    pub fn whole(&self) -> i64 {
+        self.billionths.load(Relaxed) / CREDIT
+    }
+
+    /// Real-time and control packets that have left, and others.
+    pub fn sent(&self) -> (u64, u64) {
+        let (sent, others) = (self.sent.load(Relaxed), self.others.load(Relaxed));
+        (sent.saturating_sub(others), others)
+    }
+
+    /// Credits that real-time and control packets used up and nobody waited for.
+    pub fn forgiven(&self) -> u64 {
+        self.forgiven.load(Relaxed) / 1_000_000
     }
 
     /// When another may leave that may not now: if no real-time packet comes first. `None` if it might have at the last look.
@@ -560,6 +576,7 @@ pub struct Smoother<C = Box<Credits>> {
     tolerated_at: u64,
     /// A signal came since the last refresh; at `paced`, one that counted.
     is_signalled: bool,
+    signals: u64,
     /// Before this moment a signal is about what left before the last one.
     deaf_until: Time,
     /// Delay of real-time packets that is no signal.
@@ -608,6 +625,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
             tolerated: 0,
             tolerated_at: credits.as_ref().sent.load(Relaxed),
             is_signalled: false,
+            signals: 0,
             deaf_until: Time::ZERO,
             delay_limit: Duration::ZERO,
             credits,
@@ -712,9 +730,9 @@ impl<C: AsRef<Credits>> Smoother<C> {
         self.rate
     }
 
-    /// Credits that real-time and control packets used up and nobody waited for.
-    pub fn forgiven_credits(&self) -> u64 {
-        self.credits().forgiven.load(Relaxed) / 1_000_000
+    /// Signals so far.
+    pub fn signals(&self) -> u64 {
+        self.signals
     }
 
     /// The rate from this refresh on.
@@ -761,6 +779,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
             self.credits().set_rate(&self.rate);
         }
         self.is_signalled = true;
+        self.signals += 1;
     }
 
     /// Losses that are no signal now: of 1/Z packets that leave one. The tolerance of CBD packets is kept, and one loss at least.

@@ -323,14 +323,14 @@ impl RealTime {
 
 /// The smoother of an endpoint's interface.
 fn smoothing<P: Port>(endpoint: &Endpoint<P>, link: Option<Parameters>) -> Result<Smoothing, OpenError> {
-    let now = endpoint.status().now();
     if let Some(daemon) = endpoint.status().daemon() {
         let interface = &endpoint.status().device().name;
         match Lease::ask(&daemon, interface) {
-            Ok(lease) => return Ok(Smoothing::new(Source::Daemons(lease), now)),
+            Ok(lease) => return Ok(Smoothing::new(Source::Daemons(lease), endpoint.status().now())),
             Err(what) => tracing::info!(interface, "the admission daemon has no smoother: {what}"),
         }
     }
+    let now = endpoint.status().now();
     let source = match link {
         Some(link) => Source::Own(Mutex::new(Smoother::new(link, now)?)),
         None => Source::Nothing,

@@ -99,6 +99,27 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
         interface.waiting,
         interface.outgoing
     );
+    if let Some(smoother) = &interface.smoother {
+        let _ = writeln!(
+            out,
+            "  smoother: {} packets/s, RP {:.1} ms, {} credits, {} forgiven, {} signals, {} programs; real time and control {}, others {}{}",
+            smoother.packets_per_second,
+            smoother.refresh_period_s * 1e3,
+            smoother.credits,
+            smoother.forgiven,
+            smoother.signals,
+            smoother.programs,
+            smoother.first,
+            smoother.others,
+            match smoother.holds_kernel {
+                true => format!(
+                    ", the kernel's {} ({} dropped, {} wait)",
+                    smoother.kernel_packets, smoother.kernel_dropped, smoother.kernel_waiting
+                ),
+                false => "; the kernel's traffic is not held back".to_owned(),
+            }
+        );
+    }
     let queues: Vec<Vec<String>> = (interface.queues.iter())
         .map(|queue| {
             vec![

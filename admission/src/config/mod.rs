@@ -6,6 +6,7 @@ mod settings;
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -54,6 +55,10 @@ pub struct Config {
     pub peers: Vec<SocketAddrV4>,
     /// Where the gate is attached.
     pub mode: GateMode,
+    /// What the links of the interfaces carry, in bits a second; none: there is no smoother.
+    pub link_rate: Option<NonZeroU64>,
+    /// A root qdisc that somebody set gives way to the smoother's.
+    pub replace_qdisc: bool,
     /// Never sleep.
     pub spin: bool,
     /// User to become.
@@ -152,6 +157,40 @@ impl TryFrom<String> for Bytes {
     type Error = String;
 
     fn try_from(text: String) -> Result<Bytes, String> {
+        text.parse()
+    }
+}
+
+/// Bits a second, as `100M`, `2.5G` or plain digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct BitRate(pub NonZeroU64);
+
+impl FromStr for BitRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BitRate, String> {
+        let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit() || digit == '.');
+        let scale = match unit {
+            "" => Some(1.0),
+            "k" | "K" => Some(1e3),
+            "M" => Some(1e6),
+            "G" => Some(1e9),
+            _ => None,
+        };
+        let number: Option<f64> = text[..text.len() - unit.len()].parse().ok();
+        // Beyond a u64 it would be no link.
+        let rate = number.zip(scale).and_then(|(number, scale)| NonZeroU64::new((number * scale) as u64));
+        rate.filter(|rate| rate.get() < 1 << 50)
+            .map(BitRate)
+            .ok_or_else(|| format!("\"{text}\" is no rate in bits a second: write 100M or 2.5G"))
+    }
+}
+
+impl TryFrom<String> for BitRate {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<BitRate, String> {
         text.parse()
     }
 }
@@ -262,6 +301,8 @@ impl Config {
             allow_gids: settings.allow_gid,
             peers: settings.peer.iter().map(|peer| peer.at(control_port)).collect(),
             mode: settings.mode.unwrap_or_default(),
+            link_rate: settings.link_rate.map(|rate| rate.0),
+            replace_qdisc: settings.replace_qdisc,
             spin: settings.spin,
             user: settings.user,
             metrics: settings.metrics,
@@ -321,6 +362,8 @@ impl Config {
             ("control-port", self.control_port != other.control_port),
             ("policy", self.voters != other.voters),
             ("mode", self.mode != other.mode),
+            ("link-rate", self.link_rate != other.link_rate),
+            ("replace-qdisc", self.replace_qdisc != other.replace_qdisc),
             ("spin", self.spin != other.spin),
             ("user", self.user != other.user),
             ("metrics", self.metrics != other.metrics),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
-use super::{Bytes, HostName};
+use super::{BitRate, Bytes, HostName};
 
 /// Who may receive at the same time as whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -78,6 +78,16 @@ pub struct Settings {
     #[arg(long, value_enum, value_name = "MODE")]
     pub mode: Option<GateMode>,
 
+    /// What the links of the interfaces carry, in bits a second: programs that send real-time messages have a smoother then [default: none]
+    ///
+    /// It holds all other traffic of this host back as far as real-time messages need it, the kernel's too.
+    #[arg(long, value_name = "RATE")]
+    pub link_rate: Option<BitRate>,
+
+    /// Let a root qdisc that somebody set give way to the smoother's meanwhile
+    #[arg(long)]
+    pub replace_qdisc: bool,
+
     /// Never sleep: answers sooner, and keeps a core busy
     #[arg(long)]
     pub spin: bool,
@@ -143,6 +153,8 @@ impl Settings {
             voter: list(self.voter, file.voter),
             peer: list(self.peer, file.peer),
             mode: self.mode.or(file.mode),
+            link_rate: self.link_rate.or(file.link_rate),
+            replace_qdisc: self.replace_qdisc || file.replace_qdisc,
             spin: self.spin || file.spin,
             user: self.user.or(file.user),
             metrics: self.metrics.or(file.metrics),

@@ -10,6 +10,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::lm::VERSION;
 
 use super::ground::Ground;
+use super::smoothing::Smoothing;
 use super::worker::Stay;
 use crate::clock;
 use crate::config::{Config, GateMode};
@@ -37,6 +38,7 @@ pub(crate) struct Attachment {
     pub(crate) ground: Ground,
     pub(crate) ports: Ports,
     pub(crate) told: Vec<(Ticket, Outcome)>,
+    pub(crate) smoothing: Option<Smoothing>,
     /// Whether the gate was taken over from an earlier daemon.
     pub(crate) reopened: bool,
     /// No other daemon takes the pins over while this is held.
@@ -180,6 +182,7 @@ impl Attachment {
             ground,
             ports,
             told: Vec::new(),
+            smoothing: None,
             reopened: is_reopened,
             _lock: lock,
             actions: Vec::new(),

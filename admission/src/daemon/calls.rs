@@ -114,6 +114,7 @@ impl Daemon {
                 return Ok(None);
             }
             Call::Rejoin { token } => return self.rejoin(id, token, &beside),
+            Call::Smooth { interface } => return self.smooth(id, &interface),
             _ => {}
         }
         let Some(member) = program.member.as_mut() else {
@@ -323,7 +324,7 @@ impl Daemon {
                     )),
                 }
             }
-            Call::Hello { .. } | Call::Join { .. } | Call::Rejoin { .. } | Call::Status => done(),
+            Call::Hello { .. } | Call::Join { .. } | Call::Rejoin { .. } | Call::Smooth { .. } | Call::Status => done(),
         }
     }
 }

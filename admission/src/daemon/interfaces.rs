@@ -82,10 +82,8 @@ impl Daemon {
         tracing::error!("{what}: its programs end; it is served again when it comes back");
         let programs: Vec<ProgramId> = (self.programs.iter())
             .filter(|(_, program)| {
-                program
-                    .member
-                    .as_ref()
-                    .is_some_and(|member| member.interface == position)
+                let member = program.member.as_ref();
+                member.is_some_and(|member| member.interface == position) || program.smooths == Some(position)
             })
             .map(|(&id, _)| id)
             .collect();

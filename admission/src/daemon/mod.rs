@@ -21,6 +21,7 @@ mod interfaces;
 mod joining;
 mod program;
 mod share;
+mod smoothing;
 mod state;
 pub mod status;
 mod takeover;
@@ -410,7 +411,8 @@ impl Daemon {
                 let gone: Vec<ProgramId> = (self.programs.iter())
                     .filter(|(_, program)| {
                         let who = program.credentials;
-                        program.member.is_some() && !self.config.allows(who.uid, who.gid)
+                        (program.member.is_some() || program.smooths.is_some())
+                            && !self.config.allows(who.uid, who.gid)
                     })
                     .map(|(&id, _)| id)
                     .collect();

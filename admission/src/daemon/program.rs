@@ -89,6 +89,8 @@ pub(crate) struct Program {
     /// It said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) member: Option<Member>,
+    /// Position of the interface whose smoother it has.
+    pub(crate) smooths: Option<usize>,
     pub(crate) pending: Option<(u32, Pending)>,
     /// Its socket may have more to read.
     pub(crate) readable: bool,
@@ -105,6 +107,7 @@ impl Program {
             credentials,
             greeted: false,
             member: None,
+            smooths: None,
             pending: None,
             readable: true,
             is_deaf: false,
@@ -119,6 +122,7 @@ impl Program {
             credentials,
             greeted: false,
             member: Some(member),
+            smooths: None,
             pending: None,
             readable: false,
             is_deaf: false,

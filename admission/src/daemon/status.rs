@@ -60,10 +60,42 @@ pub struct InterfaceStatus {
     pub outgoing: usize,
     /// Other hosts that are known.
     pub hosts: usize,
+    /// The smoother, while programs send real-time messages.
+    pub smoother: Option<SmootherStatus>,
     /// Datagrams on the control port, by what became of them.
     pub datagrams: BTreeMap<String, u64>,
     /// Packets at the gate, by verdict. Those of a queue that a program has are counted in memory that the program writes (I6): its word.
     pub packets: BTreeMap<String, u64>,
+}
+
+/// What holds other traffic back behind real-time messages (SS-RTUDP §3.2.2). Counts of packets that left are in memory that programs write:
+/// their word.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SmootherStatus {
+    /// Programs that have it.
+    pub programs: usize,
+    /// PAR: packets that may leave in a second.
+    pub packets_per_second: u32,
+    /// RP.
+    pub refresh_period_s: f64,
+    /// Credits that there are; negative: real time used up more.
+    pub credits: i64,
+    /// Debt that was forgiven, in credits.
+    pub forgiven: u64,
+    /// Losses and delays that counted.
+    pub signals: u64,
+    /// Real-time and control packets that left.
+    pub first: u64,
+    /// Others of LM that left.
+    pub others: u64,
+    /// Whether the kernel's traffic follows it.
+    pub holds_kernel: bool,
+    /// The kernel's packets that left, that its class dropped, and that wait there.
+    pub kernel_packets: u64,
+    /// See there.
+    pub kernel_dropped: u64,
+    /// See there.
+    pub kernel_waiting: u64,
 }
 
 /// One queue.
@@ -248,6 +280,8 @@ impl Daemon {
             waiting: usage.waiting,
             outgoing: usage.outgoing,
             hosts: usage.hosts,
+            smoother: (attachment.smoothing.as_ref())
+                .map(|smoothing| smoothing.status(self.smoothing_programs(attachment.stay.interface))),
             datagrams,
             packets,
         }
@@ -356,6 +390,7 @@ fn absent(name: &str, why: &str) -> InterfaceStatus {
         waiting: 0,
         outgoing: 0,
         hosts: 0,
+        smoother: None,
         datagrams: BTreeMap::new(),
         packets: BTreeMap::new(),
     }

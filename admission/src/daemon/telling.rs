@@ -128,6 +128,9 @@ impl Daemon {
         if let Some(connection) = &program.connection {
             self.forget(connection.raw_fd());
         }
+        if let Some(position) = program.smooths {
+            self.unsmooth(position);
+        }
         let Some(member) = program.member else { return };
         tracing::info!(
             pid = program.credentials.pid,

@@ -7,6 +7,7 @@ mod program;
 mod granting;
 mod neighbours;
 mod restarting;
+mod smoothing;
 mod starting;
 mod strangers;
 mod unit;

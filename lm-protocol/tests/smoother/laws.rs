@@ -294,7 +294,7 @@ proptest! {
         let least = if is_paced { 98 } else { 190 };
         prop_assert!(others >= least, "{others}");
         prop_assert!(!is_paced || others <= 101, "{others}");
-        prop_assert!(smoother.forgiven_credits() >= u64::from(per_milli - 9) * 1000 - 40);
+        prop_assert!(smoother.credits().forgiven() >= u64::from(per_milli - 9) * 1000 - 40);
     }
 
     /// No more losses than Z of the packets go without a signal, but for those that it keeps the tolerance for; and so few do.

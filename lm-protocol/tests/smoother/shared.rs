@@ -48,7 +48,7 @@ fn together_they_take_what_comes() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     // Two at first, 4000 a second, and what a refresh forgave to those that had nothing.
-    let most = 2 + 40_000 + smoother.forgiven_credits() + 1;
+    let most = 2 + 40_000 + smoother.credits().forgiven() + 1;
     assert!((39_000..=most).contains(&taken), "{taken} of {most}");
     let departures = credits.departures();
     assert_eq!(departures.first + departures.others, taken);

@@ -78,7 +78,7 @@ impl fmt::Display for ShapingError {
                      (tc qdisc del dev {interface} root)"
                 )?;
                 f.write_str(match is_restorable {
-                    true => ", or have it replaced meanwhile (Foreign::Replace)",
+                    true => ", or have it replaced meanwhile (Foreign::Replace, lm-admissiond --replace-qdisc)",
                     false => ": it has classes, which could not be restored",
                 })
             }

@@ -1,0 +1,277 @@
+//! Programs without privileges that send real-time messages: they share their daemon's smoother.
+
+use std::net::SocketAddrV4;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::ipc::Call;
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session,
+    SharedSmoother,
+};
+use lm_protocol::smoother::Parameters;
+use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use xtask::bed::{Host, INTERFACE, Side};
+
+use crate::bed::{Daemon, Hosts, wait_until};
+use crate::program::{Client, as_user};
+
+const USER: u32 = 2001;
+const LINK: [&str; 4] = ["--link-rate", "100M", "--allow-uid", "2001"];
+
+fn qdiscs(host: &Host) -> String {
+    let words = ["-n", host.name(), "qdisc", "show", "dev", INTERFACE];
+    let shown = Command::new("tc").args(words).output().unwrap();
+    assert!(shown.status.success(), "{shown:?}");
+    String::from_utf8(shown.stdout).unwrap()
+}
+
+fn tc(host: &Host, words: &str) {
+    let mut command = Command::new("tc");
+    command.args(["-n", host.name()]).args(words.split(' '));
+    assert!(command.status().unwrap().success(), "{words}");
+}
+
+/// An endpoint of a program without privileges.
+fn open(hosts: &Hosts, side: Side, port: u16) -> Endpoint {
+    let config = EndpointConfig {
+        interface: INTERFACE.into(),
+        port,
+        memory: MemoryConfig {
+            landing_len: 0,
+            ..MemoryConfig::default()
+        },
+        admission: AdmissionConfig {
+            by: Admission::Daemon(hosts.socket(side)),
+            ..AdmissionConfig::default()
+        },
+        ..EndpointConfig::default()
+    };
+    let opened = hosts.host(side).enter(|| Ok(as_user(USER, || Endpoint::open(&config))));
+    opened.unwrap().expect("a daemon")
+}
+
+fn smoother(daemon: &Daemon) -> lm_admission::daemon::status::SmootherStatus {
+    daemon.interface().smoother.expect("programs have it")
+}
+
+/// A program on the left that has more to send than may leave.
+struct Program {
+    endpoint: Endpoint,
+    real_time: RealTime,
+    socket: RtSocket,
+    peer: PeerId,
+    next: Instant,
+}
+
+impl Program {
+    fn start(hosts: &Hosts, port: u16, to: SocketAddrV4) -> Program {
+        let mut endpoint = open(hosts, Side::Left, port);
+        let real_time = RealTime::new(&mut endpoint, None, monotonic).unwrap();
+        let mut socket = real_time
+            .socket(&mut endpoint, 1, &SocketConfig::default())
+            .unwrap();
+        let options = ConnectOptions {
+            session: Session::Later,
+            ..ConnectOptions::default()
+        };
+        let connected = hosts.host(Side::Left).enter(|| Ok(endpoint.connect(to, &options)));
+        let peer = connected.unwrap().unwrap();
+        socket.connect(&mut endpoint, peer, 1).unwrap();
+        Program {
+            endpoint,
+            real_time,
+            socket,
+            peer,
+            next: Instant::now(),
+        }
+    }
+
+    fn drive(&mut self) {
+        if Instant::now() >= self.next {
+            self.next += Duration::from_millis(5);
+            self.socket.send(&[7; 1000], SendOptions::default()).unwrap();
+        }
+        for _ in 0..8 {
+            let _ = self.endpoint.try_send_copy(self.peer, &[3; 1000], 0);
+        }
+        self.endpoint.poll();
+        while self.endpoint.try_completion().is_some() {}
+    }
+}
+
+/// Receives all of that on the right, until it shall end.
+fn receive(mut endpoint: Endpoint, ends: &AtomicBool) {
+    let real_time = RealTime::new(&mut endpoint, None, monotonic).unwrap();
+    // Its daemon has no smoother.
+    assert_eq!(real_time.credits_per_second(), None);
+    let mut socket = real_time
+        .socket(&mut endpoint, 1, &SocketConfig::default())
+        .unwrap();
+    while !ends.load(Ordering::Relaxed) {
+        endpoint.wait(Duration::from_millis(1));
+        while let Ok(Some(_)) = endpoint.try_recv() {}
+        while socket.recv().is_some() {}
+    }
+}
+
+/// Drives programs for so long. Together they send no more than there are credits for, and each sends some of it.
+fn share(programs: &mut [Program], shared: &SharedSmoother, time: Duration) {
+    let others = || shared.as_ref().sent().1;
+    let sent = |program: &Program| program.endpoint.counters().messages_sent;
+    let (begun, before, mut rates) = (Instant::now(), others(), Vec::new());
+    let each: Vec<u64> = programs.iter().map(sent).collect();
+    while begun.elapsed() < time {
+        programs.iter_mut().for_each(Program::drive);
+        rates.push(f64::from(shared.as_ref().rate().credits_per_second()));
+    }
+    let lambda = rates.iter().sum::<f64>() / rates.len() as f64;
+    let part = (others() - before) as f64 / begun.elapsed().as_secs_f64() / lambda;
+    assert!(part < 1.05, "{part} of λ");
+    for (program, before) in programs.iter().zip(each) {
+        assert!(sent(program) > before, "nothing has left of one of them");
+    }
+}
+
+#[test]
+fn programs_share_a_smoother_that_outlives_their_daemon() {
+    let Some(hosts) = Hosts::new("smoothing") else {
+        return;
+    };
+    let (near, _far) = (
+        hosts.daemon_with(Side::Left, &LINK),
+        hosts.daemon_with(Side::Right, &LINK[2..]),
+    );
+    let before = qdiscs(hosts.host(Side::Left));
+    assert_eq!(near.interface().smoother, None);
+    let receiver = open(&hosts, Side::Right, 7168);
+    let (to, ends) = (receiver.local(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // In its namespace: it looks for the neighbours whose packets come by the kernel's socket.
+        scope.spawn(|| hosts.host(Side::Right).enter(|| Ok(receive(receiver, &ends))).unwrap());
+        let ending = Ending(&ends);
+        send(&hosts, near, to, &before);
+        drop(ending);
+    });
+}
+
+/// Ends a thread, also where the test fails.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
+    let mut programs = [7400, 7401].map(|port| Program::start(hosts, port, to));
+    let shared = as_user(USER, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE)).unwrap();
+    let status = smoother(&near);
+    assert_eq!((status.programs, status.holds_kernel), (3, true));
+    assert!(qdiscs(hosts.host(Side::Left)).contains("htb 4c4d:"));
+    for program in &programs {
+        assert!(program.real_time.credits_per_second() >= Some(4000));
+    }
+
+    // Each would send all of it: together they send what there is, and real time is not held back.
+    let run = |programs: &mut [Program], millis| share(programs, &shared, Duration::from_millis(millis));
+    wait_until("both are known there", || {
+        programs.iter_mut().for_each(Program::drive);
+        let mut programs = programs.iter();
+        programs.all(|program| program.endpoint.counters().messages_sent > 0)
+    });
+    run(&mut programs, 1000);
+    for program in &programs {
+        let statistics = program.socket.statistics();
+        assert!(statistics.sent > 150 && statistics.reported_whole > 100, "{statistics:?}");
+    }
+
+    // A loss that one tells lowers the rate for both.
+    let signals = smoother(&near).signals;
+    shared.as_ref().tell_lost(1);
+    wait_until("the daemon hears of it", || smoother(&near).signals > signals);
+
+    // The daemon is killed: its credits come as before, at the last rate.
+    near.kill();
+    let rate = shared.as_ref().rate();
+    run(&mut programs, 500);
+    assert_eq!(shared.as_ref().rate(), rate);
+    assert!(qdiscs(hosts.host(Side::Left)).contains("htb 4c4d:"));
+
+    // The next one goes on from there, and programs come back to it.
+    let near = hosts.daemon_with(Side::Left, &LINK);
+    wait_until("both are back", || {
+        programs.iter_mut().for_each(Program::drive);
+        near.interface().smoother.is_some_and(|smoother| smoother.programs == 2)
+    });
+    let again = as_user(USER, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE)).unwrap();
+    assert_eq!(again.as_ref().sent(), shared.as_ref().sent(), "the credits are others");
+    run(&mut programs, 500);
+
+    // With the last program goes what was set for it.
+    drop((programs, again));
+    wait_until("the interface is as it was", || {
+        near.interface().smoother.is_none() && qdiscs(hosts.host(Side::Left)) == before
+    });
+    near.stop();
+    assert!(hosts.pins(Side::Left).is_empty());
+}
+
+#[test]
+fn who_may_not_have_a_smoother_is_told_why() {
+    let Some(hosts) = Hosts::new("unsmoothed") else {
+        return;
+    };
+    let daemon = hosts.daemon_with(Side::Left, &LINK);
+    let _without = hosts.daemon_with(Side::Right, &LINK[2..]);
+    let wants = |interface: &str| Call::Smooth {
+        interface: interface.to_owned(),
+    };
+    let socket = hosts.socket(Side::Left);
+    let told = Client::connect(&socket).hello().refused(wants("eth7"), &[]);
+    assert!(told.contains("start it with --interface eth7"), "{told}");
+    let told = as_user(2002, || Client::connect(&socket).hello().refused(wants(INTERFACE), &[]));
+    assert!(told.contains("--allow-uid 2002"), "{told}");
+    let told = Client::connect(&socket).refused(wants(INTERFACE), &[]);
+    assert!(told.contains("Hello"), "{told}");
+    let told = Client::connect(&hosts.socket(Side::Right)).hello().refused(wants(INTERFACE), &[]);
+    assert!(told.contains("--link-rate 100M"), "{told}");
+    assert_eq!(daemon.interface().smoother, None);
+
+    // A program whose daemon has none makes its own, if it knows its link.
+    let mut endpoint = open(&hosts, Side::Right, 7168);
+    let link = Parameters::of_link(std::num::NonZeroU64::new(100_000_000).unwrap(), 1514);
+    let real_time = RealTime::new(&mut endpoint, Some(link), monotonic).unwrap();
+    assert_eq!(real_time.credits_per_second(), Some(4000));
+}
+
+#[test]
+fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
+    let Some(hosts) = Hosts::new("qdisc") else { return };
+    let left = hosts.host(Side::Left);
+    tc(left, &format!("qdisc add dev {INTERFACE} root handle 77: bfifo limit 12345"));
+    let before = qdiscs(left);
+    let socket = hosts.socket(Side::Left);
+    let daemon = hosts.daemon_with(Side::Left, &LINK);
+    let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
+    // Credits come all the same.
+    let status = smoother(&daemon);
+    assert_eq!((status.holds_kernel, status.packets_per_second), (false, 4000));
+    shared.as_ref().tell_lost(1);
+    wait_until("the daemon hears of it", || smoother(&daemon).packets_per_second < 4000);
+    assert_eq!(qdiscs(left), before);
+    drop(shared);
+    let output = daemon.stop();
+    assert!(output.stderr.contains("(bfifo 77:)") && output.stderr.contains("--replace-qdisc"), "{}", output.stderr);
+
+    let replaces = [&LINK[..], &["--replace-qdisc"]].concat();
+    let daemon = hosts.daemon_with(Side::Left, &replaces);
+    let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
+    assert!(smoother(&daemon).holds_kernel);
+    assert!(qdiscs(left).contains("htb 4c4d:"), "{}", qdiscs(left));
+    drop(shared);
+    wait_until("it is back", || qdiscs(left) == before);
+    daemon.stop();
+}
