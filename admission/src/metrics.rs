@@ -146,7 +146,8 @@ fn text(status: &Status) -> String {
     );
     let smoothers = || {
         let interfaces = status.interfaces.iter();
-        interfaces.filter_map(|interface| Some((vec![("interface", interface.name.clone())], interface.smoother?)))
+        interfaces
+            .filter_map(|interface| Some((vec![("interface", interface.name.clone())], interface.smoother?)))
     };
     gauge(
         "smoother_packets_per_second",
@@ -199,9 +200,11 @@ fn text(status: &Status) -> String {
             "Losses and delays that lowered the smoother's rate",
             (|smoother| smoother.signals) as fn(SmootherStatus) -> u64,
         ),
-        ("smoother_forgiven", "Debt that was forgiven, in credits", |smoother| {
-            smoother.forgiven
-        }),
+        (
+            "smoother_forgiven",
+            "Debt that was forgiven, in credits",
+            |smoother| smoother.forgiven,
+        ),
         (
             "smoother_kernel_dropped",
             "Packets of the kernel that its class dropped",

@@ -397,7 +397,11 @@ impl Credits {
         // Others that had a packet wait for the next credit like any; at `paper` they never had less than a refresh brings.
         let others = self.others.load(Relaxed);
         let had_none = others.wrapping_sub(self.others_at_refresh.load(Relaxed)) as i64 <= 0;
-        let least = if had_none || rate.law == Law::Paper { CREDIT } else { i64::MIN };
+        let least = if had_none || rate.law == Law::Paper {
+            CREDIT
+        } else {
+            i64::MIN
+        };
         let refreshed = |credits: i64| match rate.law {
             Law::Paper => rate.depth.min(credits.saturating_add(brought)),
             Law::Paced => credits,
@@ -510,7 +514,9 @@ impl Credits {
         }
         let wait_ns = (lacking as u64).div_ceil(u64::from(rate.here_per_second())); // positive
         let next = Time::from_nanos(self.filled_ns.load(Relaxed)) + Duration::from_nanos(wait_ns);
-        let since_refresh = { &self.others }.load(Relaxed).wrapping_sub(self.others_at_refresh.load(Relaxed));
+        let since_refresh = { &self.others }
+            .load(Relaxed)
+            .wrapping_sub(self.others_at_refresh.load(Relaxed));
         Some(match since_refresh as i64 <= 0 {
             true => next.min(next_refresh),
             false => next,
@@ -687,7 +693,10 @@ impl<C: AsRef<Credits>> Smoother<C> {
         let (lost, delay_max_ns) = {
             let credits = self.credits();
             credits.mend(&self.rate, now);
-            (credits.lost.swap(0, Relaxed), credits.delay_max_ns.swap(0, Relaxed))
+            (
+                credits.lost.swap(0, Relaxed),
+                credits.delay_max_ns.swap(0, Relaxed),
+            )
         };
         if lost > 0 {
             self.lost(u32::try_from(lost).unwrap_or(u32::MAX), now);
@@ -785,7 +794,11 @@ impl<C: AsRef<Credits>> Smoother<C> {
     /// Losses that are no signal now: of 1/Z packets that leave one. The tolerance of CBD packets is kept, and one loss at least.
     fn tolerance(&self) -> i64 {
         let share = (self.parameters.loss_tolerance * CREDIT as f64) as i64; // at most one packet
-        let sent = self.credits().sent.load(Relaxed).saturating_sub(self.tolerated_at);
+        let sent = self
+            .credits()
+            .sent
+            .load(Relaxed)
+            .saturating_sub(self.tolerated_at);
         let brought = share.saturating_mul(i64::try_from(sent).unwrap_or(i64::MAX));
         let most = CREDIT.max(share.saturating_mul(i64::from(self.parameters.bucket_depth)));
         self.tolerated.saturating_add(brought).min(most)

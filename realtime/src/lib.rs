@@ -32,6 +32,8 @@ mod assembling;
 #[expect(unsafe_code, reason = "cells with one owner at a time")]
 mod entries;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod histogram;
 mod incoming;
 #[expect(unsafe_code, reason = "entries are their owner's")]

@@ -83,12 +83,14 @@ impl Sent {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Takes a report, if it can be true; how many losses are new.
-    fn take(&self, report: &RtReport) -> Option<u32> {
+    /// Takes a report, if it can be true and says something new: one that is repeated is no signal. How many losses are new.
+    pub(crate) fn take(&self, report: &RtReport) -> Option<u32> {
         // Relaxed: all of this is the endpoint's thread; others only read.
         let [sent, whole, lost] =
             [&self.next, &self.whole, &self.lost].map(|sum| sum.load(Ordering::Relaxed));
-        let is_new = serial::at_or_before(whole, report.whole) && serial::at_or_before(lost, report.lost);
+        let is_new = serial::at_or_before(whole, report.whole)
+            && serial::at_or_before(lost, report.lost)
+            && (report.whole, report.lost) != (whole, lost);
         let told = report.whole.wrapping_add(report.lost);
         let is_possible = serial::precedes(report.newest, sent)
             && serial::at_or_before(told, sent)
@@ -99,6 +101,12 @@ impl Sent {
         self.whole.store(report.whole, Ordering::Relaxed);
         self.lost.store(report.lost, Ordering::Relaxed);
         Some(report.lost.wrapping_sub(lost))
+    }
+
+    /// The number of one more message.
+    pub(crate) fn sends(&self) -> u32 {
+        // Relaxed: the endpoint's thread alone sends.
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn whole(&self) -> u32 {
@@ -167,7 +175,7 @@ impl Leaving {
                 }
             };
             let fragments = order.payload.bytes().len().div_ceil(self.hub.packet_payload_max);
-            let number = order.flow.next.fetch_add(1, Ordering::Relaxed);
+            let number = order.flow.sends();
             self.count += 1;
             return Some(Begun {
                 order,
@@ -293,5 +301,60 @@ impl Handler for Reports {
             return;
         };
         self.0.smoothing.tell(lost, report.delay_max, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lm_protocol::time::Time;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn report(newest: u32, whole: u32, late: u32, lost: u32) -> RtReport {
+        RtReport {
+            newest,
+            whole,
+            late,
+            lost,
+            delay_max: Duration::from_secs(1),
+            interval: Duration::ZERO,
+            port: 9,
+            sent_at: Time::ZERO,
+            held: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_report_is_taken_once_and_only_if_it_can_be_true() {
+        // Numbers and sums wrap.
+        for begin in [0, u32::MAX - 3] {
+            let flow = Sent::new(7, 9);
+            for (count, value) in [(&flow.next, begin.wrapping_add(10)), (&flow.whole, begin)] {
+                count.store(value, Ordering::Relaxed);
+            }
+            let take = |newest: u32, whole: u32, late: u32, lost: u32| {
+                let [newest, whole, late] = [newest, whole, late].map(|sum| begin.wrapping_add(sum));
+                flow.take(&report(newest, whole, late, lost))
+            };
+            assert_eq!(take(5, 4, 1, 2), Some(2));
+            let refused = [
+                ("once more", (5, 4, 1, 2)),
+                ("the same of a newer message", (6, 4, 1, 2)),
+                ("an older one", (5, 3, 1, 2)),
+                ("fewer lost", (6, 5, 1, 1)),
+                ("a message that was not sent", (10, 5, 1, 2)),
+                ("more than were sent", (9, 8, 1, 3)),
+                ("as many as there are numbers", (9, u32::MAX, 0, u32::MAX)),
+                ("half of all numbers lost", (9, 5, 1, 1 << 31)),
+            ];
+            for (what, (newest, whole, late, lost)) in refused {
+                assert_eq!(take(newest, whole, late, lost), None, "{what}, from {begin}");
+            }
+            assert_eq!(take(9, 5, 1, 3), Some(1), "from {begin}");
+        }
+        let flow = Sent::new(7, 9);
+        flow.next.store(10, Ordering::Relaxed);
+        assert_eq!(flow.take(&report(4, 2, 3, 0)), None, "more late than whole");
     }
 }

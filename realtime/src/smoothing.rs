@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lm_cards::{Followed, Follower, Foreign};
-use lm_dataplane::{Class, SharedSmoother, Shaper, Signal, Waker};
+use lm_dataplane::{Class, Shaper, SharedSmoother, Signal, Waker};
 use lm_protocol::smoother::{Credits, Departures, Smoother};
 use lm_protocol::time::Time;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -263,7 +263,11 @@ impl Lease {
     }
 
     fn with<R>(&self, ask: impl FnOnce(&Credits) -> R) -> R {
-        let smoother = self.shared.smoother.read().unwrap_or_else(PoisonError::into_inner);
+        let smoother = self
+            .shared
+            .smoother
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         ask((**smoother).as_ref())
     }
 }
@@ -277,12 +281,19 @@ impl Shared {
         // Acquire: as in `drop`.
         while !self.ends.load(Ordering::Acquire) {
             let mut wait = vec![PollFd::new(&self.waker, PollFlags::IN)];
-            wait.extend({ &held }.iter().map(|smoother| PollFd::new(&**smoother, PollFlags::IN)));
+            wait.extend(
+                { &held }
+                    .iter()
+                    .map(|smoother| PollFd::new(&**smoother, PollFlags::IN)),
+            );
             // A signal ends it as well.
             let _ = rustix::event::poll(&mut wait, held.is_none().then_some(&PAUSE));
             let is_gone = wait.get(1).is_some_and(|daemon| !daemon.revents().is_empty());
             if is_gone {
-                tracing::warn!(interface, "the admission daemon is gone; its smoother goes on at the last rate");
+                tracing::warn!(
+                    interface,
+                    "the admission daemon is gone; its smoother goes on at the last rate"
+                );
                 held = None;
             } else if held.is_none() {
                 match SharedSmoother::ask(daemon, interface) {

@@ -10,8 +10,7 @@ use std::time::Duration;
 use lm_cards::{Follower, Foreign, Traffic};
 use lm_dataplane::port::Port;
 use lm_dataplane::{
-    Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError,
-    Waker,
+    Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError, Waker,
 };
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, Smoother};

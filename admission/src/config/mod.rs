@@ -180,7 +180,9 @@ impl FromStr for BitRate {
         };
         let number: Option<f64> = text[..text.len() - unit.len()].parse().ok();
         // Beyond a u64 it would be no link.
-        let rate = number.zip(scale).and_then(|(number, scale)| NonZeroU64::new((number * scale) as u64));
+        let rate = number
+            .zip(scale)
+            .and_then(|(number, scale)| NonZeroU64::new((number * scale) as u64));
         rate.filter(|rate| rate.get() < 1 << 50)
             .map(BitRate)
             .ok_or_else(|| format!("\"{text}\" is no rate in bits a second: write 100M or 2.5G"))

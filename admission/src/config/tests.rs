@@ -25,6 +25,8 @@ policy = \"exclusive\"
 voter = [\"10.0.0.1\", \"10.0.0.2:7001\", \"10.0.0.3\"]
 peer = [\"10.1.0.1\"]
 mode = \"generic\"
+link-rate = \"2.5G\"
+replace-qdisc = true
 spin = true
 user = \"lm\"
 metrics = \"127.0.0.1:9100\"
@@ -43,7 +45,7 @@ fn file_and_command_line_have_the_same_words() {
     let line = from_line(
         "--interface lm0 --interface lm1 --socket /run/x/socket --key-file /etc/key --allow-uid 1000 --allow-gid 100 \
          --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter 10.0.0.3 \
-         --peer 10.1.0.1 --mode generic --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
+         --peer 10.1.0.1 --mode generic --link-rate 2.5G --replace-qdisc --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
          --programs-max 7 --memory-max 1G --queues-per-user 3 --memory-per-user 2G --programs-per-user 4",
     );
     let file: Settings = toml::from_str(BOTH).unwrap();
@@ -53,6 +55,7 @@ fn file_and_command_line_have_the_same_words() {
     assert_eq!(voters[0], "10.0.0.1:7000".parse().unwrap());
     assert_eq!(voters[1], "10.0.0.2:7001".parse().unwrap());
     assert_eq!(config.memory_max_bytes, 1 << 30);
+    assert_eq!(config.link_rate.map(|rate| rate.get()), Some(2_500_000_000));
     assert!(config.allows(1000, 5) && config.allows(5, 101) && !config.allows(5, 5));
 }
 
@@ -120,6 +123,38 @@ fn what_makes_no_sense_is_named() {
         let error = Config::new(from_line(line)).unwrap_err();
         assert_eq!(error.key, key, "{line}: {error}");
         assert!(!error.to_string().contains('\n'));
+    }
+}
+
+#[test]
+fn a_rate_is_bits_a_second() {
+    let read = |text: &str| text.parse::<BitRate>().map(|rate| rate.0.get());
+    for (text, rate) in [
+        ("100M", 100_000_000),
+        ("10k", 10_000),
+        ("0.5G", 500_000_000),
+        ("7", 7),
+    ] {
+        assert_eq!(read(text), Ok(rate));
+    }
+    for text in [
+        "",
+        "fast",
+        "M",
+        "0",
+        "0.1",
+        "-1M",
+        "1e9",
+        "100 M",
+        "100m",
+        "1.2.3G",
+        "99999999G",
+    ] {
+        let told = read(text).unwrap_err();
+        assert!(
+            told.contains("write 100M or 2.5G") && !told.contains('\n'),
+            "{told}"
+        );
     }
 }
 

@@ -324,7 +324,11 @@ impl Daemon {
                     )),
                 }
             }
-            Call::Hello { .. } | Call::Join { .. } | Call::Rejoin { .. } | Call::Smooth { .. } | Call::Status => done(),
+            Call::Hello { .. }
+            | Call::Join { .. }
+            | Call::Rejoin { .. }
+            | Call::Smooth { .. }
+            | Call::Status => done(),
         }
     }
 }

@@ -169,7 +169,12 @@ impl Daemon {
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
         let mut files = State::files(&config.state_dir).to_vec();
         files.push(Listener::lock_path(&config.socket));
-        let pins = crate::privileges::prepare(&directories, &files, &config.bpffs, user)?;
+        let written = directories.iter().cloned();
+        // A user's daemon can make no folder there.
+        let shaping =
+            (user.is_some() && config.link_rate.is_some()).then(|| lm_cards::Shaping::FOLDER.into());
+        let made: Vec<_> = written.chain(shaping).collect();
+        let pins = crate::privileges::prepare(&made, &files, &config.bpffs, user)?;
         crate::privileges::drop_rest(user)?;
         crate::privileges::check_writable(&directories)?;
         let listener = Listener::bind(&config.socket)?;

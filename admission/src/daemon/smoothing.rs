@@ -78,7 +78,8 @@ impl Smoothing {
         let map = attachment.ground.gate.credits().map_err(|error| told(&error))?;
         let credits = CreditPage::of_map(map.as_fd()).map_err(|error| told(&error))?;
         let parameters = Parameters::of_link(link_rate, attachment.ground.mtu + ETHERNET_LEN);
-        let smoother = Smoother::over(credits.clone(), parameters, clock::now()).map_err(|error| told(&error))?;
+        let smoother =
+            Smoother::over(credits.clone(), parameters, clock::now()).map_err(|error| told(&error))?;
         let owner = Arc::new(Owner {
             credits,
             smoother: Mutex::new(smoother),
@@ -141,8 +142,13 @@ impl Daemon {
         if attachment.smoothing.is_none() {
             attachment.smoothing = Some(Smoothing::start(attachment, &self.config)?);
         }
-        let map = attachment.smoothing.as_ref().map(|smoothing| smoothing.map.try_clone());
-        let map = map.expect("it is there").map_err(|error| format!("no descriptor: {error}"))?;
+        let map = attachment
+            .smoothing
+            .as_ref()
+            .map(|smoothing| smoothing.map.try_clone());
+        let map = map
+            .expect("it is there")
+            .map_err(|error| format!("no descriptor: {error}"))?;
         if let Some(program) = self.programs.get_mut(&id) {
             program.smooths = Some(position);
         }

@@ -14,6 +14,7 @@ use lm_dataplane::{
     Session,
 };
 use lm_protocol::control::RejectReason;
+use lm_protocol::wire::lm::{LmHeader, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
 
 use crate::forger::{Forger, small_message, under_attack};
 use crate::form::{At, Bed, Form, HONEST, RECEIVER, config};
@@ -42,11 +43,40 @@ pub(crate) fn forged_small_messages_reset_nobody(form: Form) {
         let bytes = small_message(HONEST, n << 40, (n % 3) as u32, b"forged");
         forger.send(HONEST, RECEIVER, &bytes);
     };
+    let (counters, sent) = small_messages_come(&bed, MESSAGES, attack);
+    was_attacked(&counters, sent);
+}
+
+/// Real-time packets and reports under the honest sender's address, at a host without a real-time socket: each is counted, and its small
+/// messages come.
+pub(crate) fn real_time_packets_without_a_socket_cost_nobody(form: Form) {
+    let Some(bed) = Bed::new(form) else { return };
+    let attack = |forger: &Forger, n: u64| {
+        let header = LmHeader::Extension {
+            packet_type: [TYPE_REALTIME, TYPE_RT_REPORT][n as usize % 2],
+            key: n,
+            words: [n as u32, 1, u32::MAX],
+        };
+        let payload = [0xff; 64];
+        let trailer = Trailer::new(&header, &payload, HONEST);
+        let head = header.encode(payload.len() as u16);
+        let bytes = [&head[..], &payload, trailer.as_bytes()].concat();
+        forger.send(HONEST, RECEIVER, &bytes);
+    };
+    let (counters, sent) = small_messages_come(&bed, 3000, attack);
+    assert!(sent > 100, "{sent} forged packets are no attack");
+    let drops = counters.drops;
+    assert!(drops.unexpected > sent / 2, "{sent} forged: {drops:?}");
+    assert_eq!(drops.malformed, 0, "{drops:?}");
+}
+
+/// An honest sender's small messages come while somebody attacks. What the receiver counted, and how many packets the attacker sent.
+fn small_messages_come(bed: &Bed, messages: u64, attack: impl FnMut(&Forger, u64) + Send) -> (Counters, u64) {
     let send_all = || {
         let mut a = open(&bed.config(At::Honest));
         let peer = a.connect(RECEIVER, &small_only()).unwrap();
         let mut tokens = Vec::new();
-        for tag in 0..MESSAGES {
+        for tag in 0..messages {
             tokens.push((send(&mut a, peer, tag, &content(tag, 64)), tag, 64));
             if tag % 64 == 63 {
                 // The attack gets its time.
@@ -56,9 +86,9 @@ pub(crate) fn forged_small_messages_reset_nobody(form: Form) {
         assert_delivered(&settle(&mut a), &tokens);
     };
     let work = || bed.beside_receiver(&bed.config(At::Receiver), || bed.program(At::Honest, send_all));
-    let (((), (received, counters)), sent) = under_attack(&bed, attack, 5000, work);
-    assert_eq!(received, MESSAGES);
-    was_attacked(&counters, sent);
+    let (((), (received, counters)), sent) = under_attack(bed, attack, 5000, work);
+    assert_eq!(received, messages);
+    (counters, sent)
 }
 
 /// In a process that a test started to kill: what the process does. Its test does nothing else there.

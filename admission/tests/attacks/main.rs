@@ -46,6 +46,7 @@ attacks! {
     introductions::forged_small_messages_reset_nobody: embedded | daemon;
     introductions::a_sender_that_began_anew_is_heard_at_once: embedded | daemon;
     introductions::an_earlier_life_repeated_from_elsewhere_is_not_taken: embedded | daemon;
+    introductions::real_time_packets_without_a_socket_cost_nobody: embedded | daemon;
     introductions::who_is_not_allowed_is_heard_by_no_way: embedded | daemon;
     // To the places of a landing queue.
     places::forged_requests_hold_no_place: embedded | daemon;

@@ -48,7 +48,9 @@ fn open(hosts: &Hosts, side: Side, port: u16) -> Endpoint {
         },
         ..EndpointConfig::default()
     };
-    let opened = hosts.host(side).enter(|| Ok(as_user(USER, || Endpoint::open(&config))));
+    let opened = hosts
+        .host(side)
+        .enter(|| Ok(as_user(USER, || Endpoint::open(&config))));
     opened.unwrap().expect("a daemon")
 }
 
@@ -76,7 +78,9 @@ impl Program {
             session: Session::Later,
             ..ConnectOptions::default()
         };
-        let connected = hosts.host(Side::Left).enter(|| Ok(endpoint.connect(to, &options)));
+        let connected = hosts
+            .host(Side::Left)
+            .enter(|| Ok(endpoint.connect(to, &options)));
         let peer = connected.unwrap().unwrap();
         socket.connect(&mut endpoint, peer, 1).unwrap();
         Program {
@@ -149,7 +153,12 @@ fn programs_share_a_smoother_that_outlives_their_daemon() {
     let (to, ends) = (receiver.local(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         // In its namespace: it looks for the neighbours whose packets come by the kernel's socket.
-        scope.spawn(|| hosts.host(Side::Right).enter(|| Ok(receive(receiver, &ends))).unwrap());
+        scope.spawn(|| {
+            hosts
+                .host(Side::Right)
+                .enter(|| Ok(receive(receiver, &ends)))
+                .unwrap()
+        });
         let ending = Ending(&ends);
         send(&hosts, near, to, &before);
         drop(ending);
@@ -185,7 +194,10 @@ fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
     run(&mut programs, 1000);
     for program in &programs {
         let statistics = program.socket.statistics();
-        assert!(statistics.sent > 150 && statistics.reported_whole > 100, "{statistics:?}");
+        assert!(
+            statistics.sent > 150 && statistics.reported_whole > 100,
+            "{statistics:?}"
+        );
     }
 
     // A loss that one tells lowers the rate for both.
@@ -204,10 +216,16 @@ fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
     let near = hosts.daemon_with(Side::Left, &LINK);
     wait_until("both are back", || {
         programs.iter_mut().for_each(Program::drive);
-        near.interface().smoother.is_some_and(|smoother| smoother.programs == 2)
+        near.interface()
+            .smoother
+            .is_some_and(|smoother| smoother.programs == 2)
     });
     let again = as_user(USER, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE)).unwrap();
-    assert_eq!(again.as_ref().sent(), shared.as_ref().sent(), "the credits are others");
+    assert_eq!(
+        again.as_ref().sent(),
+        shared.as_ref().sent(),
+        "the credits are others"
+    );
     run(&mut programs, 500);
 
     // With the last program goes what was set for it.
@@ -232,11 +250,15 @@ fn who_may_not_have_a_smoother_is_told_why() {
     let socket = hosts.socket(Side::Left);
     let told = Client::connect(&socket).hello().refused(wants("eth7"), &[]);
     assert!(told.contains("start it with --interface eth7"), "{told}");
-    let told = as_user(2002, || Client::connect(&socket).hello().refused(wants(INTERFACE), &[]));
+    let told = as_user(2002, || {
+        Client::connect(&socket).hello().refused(wants(INTERFACE), &[])
+    });
     assert!(told.contains("--allow-uid 2002"), "{told}");
     let told = Client::connect(&socket).refused(wants(INTERFACE), &[]);
     assert!(told.contains("Hello"), "{told}");
-    let told = Client::connect(&hosts.socket(Side::Right)).hello().refused(wants(INTERFACE), &[]);
+    let told = Client::connect(&hosts.socket(Side::Right))
+        .hello()
+        .refused(wants(INTERFACE), &[]);
     assert!(told.contains("--link-rate 100M"), "{told}");
     assert_eq!(daemon.interface().smoother, None);
 
@@ -251,7 +273,10 @@ fn who_may_not_have_a_smoother_is_told_why() {
 fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let Some(hosts) = Hosts::new("qdisc") else { return };
     let left = hosts.host(Side::Left);
-    tc(left, &format!("qdisc add dev {INTERFACE} root handle 77: bfifo limit 12345"));
+    tc(
+        left,
+        &format!("qdisc add dev {INTERFACE} root handle 77: bfifo limit 12345"),
+    );
     let before = qdiscs(left);
     let socket = hosts.socket(Side::Left);
     let daemon = hosts.daemon_with(Side::Left, &LINK);
@@ -260,11 +285,17 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let status = smoother(&daemon);
     assert_eq!((status.holds_kernel, status.packets_per_second), (false, 4000));
     shared.as_ref().tell_lost(1);
-    wait_until("the daemon hears of it", || smoother(&daemon).packets_per_second < 4000);
+    wait_until("the daemon hears of it", || {
+        smoother(&daemon).packets_per_second < 4000
+    });
     assert_eq!(qdiscs(left), before);
     drop(shared);
     let output = daemon.stop();
-    assert!(output.stderr.contains("(bfifo 77:)") && output.stderr.contains("--replace-qdisc"), "{}", output.stderr);
+    assert!(
+        output.stderr.contains("(bfifo 77:)") && output.stderr.contains("--replace-qdisc"),
+        "{}",
+        output.stderr
+    );
 
     let replaces = [&LINK[..], &["--replace-qdisc"]].concat();
     let daemon = hosts.daemon_with(Side::Left, &replaces);

@@ -5,9 +5,10 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lm_dataplane::SharedSmoother;
 use lm_dataplane::ipc::{Call, Reply, Role};
 use rustix::process::Signal;
-use xtask::bed::{Launch, Program, Side};
+use xtask::bed::{INTERFACE, Launch, Program, Side};
 
 use crate::bed::{Hosts, copy_program, wait_until};
 use crate::program::Client;
@@ -226,6 +227,19 @@ fn receive(socket: &Path) {
     client.joined = Some(joined);
     client.open(client.landing_queue(), Role::Landing);
     client.done(Call::Receive(client.offer()));
+    // The smoother shapes the kernel's traffic, in the sandbox too.
+    let smoother = SharedSmoother::ask(socket, INTERFACE).unwrap();
+    let shown = qdiscs();
+    assert!(shown.contains("htb 4c4d:"), "{shown}");
+    drop(smoother);
+    wait_until("the interface is as it was", || !qdiscs().contains("htb"));
+}
+
+fn qdiscs() -> String {
+    let shown = Command::new("tc")
+        .args(["qdisc", "show", "dev", INTERFACE])
+        .output();
+    String::from_utf8(shown.unwrap().stdout).unwrap()
 }
 
 #[test]
@@ -234,7 +248,10 @@ fn the_unit_starts_the_daemon_in_its_sandbox() {
         return receive(Path::new(&socket));
     }
     let Some(hosts) = hosts("unit") else { return };
-    let machine = Machine::boot(&hosts, "interface = [\"lm0\"]\nallow-uid = [0]\n");
+    let machine = Machine::boot(
+        &hosts,
+        "interface = [\"lm0\"]\nallow-uid = [0]\nlink-rate = \"1G\"\n",
+    );
     let verified = std::fs::read_to_string(machine.path("run/verified")).unwrap();
     assert_eq!(verified, "", "systemd-analyze verify");
     machine.run("systemctl reload lm-admissiond");
@@ -247,7 +264,7 @@ fn the_unit_starts_the_daemon_in_its_sandbox() {
 #[test]
 fn under_the_unit_the_daemon_can_become_another_user() {
     let Some(hosts) = hosts("unituser") else { return };
-    let config = "interface = [\"lm0\"]\nallow-uid = [0]\nuser = \"nobody\"\n";
+    let config = "interface = [\"lm0\"]\nallow-uid = [0]\nlink-rate = \"1G\"\nuser = \"nobody\"\n";
     let machine = Machine::boot(&hosts, config);
     assert_eq!(machine.status("Uid"), "65534");
     machine.check(&hosts);

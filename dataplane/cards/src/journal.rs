@@ -207,7 +207,7 @@ impl Store {
         }
     }
 
-    /// Waits until nobody else reads or writes here. Makes the folder, which its owner alone may enter.
+    /// Waits until nobody else reads or writes here. Makes the folder, in which its owner alone may write.
     pub(crate) fn lock(&self) -> io::Result<StoreLock> {
         // The folder above may hold what others must reach.
         if let Some(above) = self.folder.parent() {
@@ -221,7 +221,7 @@ impl Store {
         let folder = File::from(rustix::fs::open(&self.folder, flags, Mode::empty())?);
         // Where others may write, a file could be theirs, or a link to anything.
         let found = folder.metadata()?;
-        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
             let what = format!("{} is not this user's alone: remove it", self.folder.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }

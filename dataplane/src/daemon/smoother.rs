@@ -32,8 +32,8 @@ impl SharedSmoother {
             return Err(DaemonError::Nonsense("no smoother"));
         };
         let map = (beside.first()).ok_or(DaemonError::Nonsense("a smoother without credits"))?;
-        let credits = CreditPage::of_map(map.as_fd())
-            .map_err(|_| DaemonError::Nonsense("credits that are none"))?;
+        let credits =
+            CreditPage::of_map(map.as_fd()).map_err(|_| DaemonError::Nonsense("credits that are none"))?;
         let socket = client.into_socket().ok_or(DaemonError::Gone)?;
         Ok(SharedSmoother { credits, socket })
     }

@@ -4,7 +4,21 @@ use super::*;
 use proptest::prelude::*;
 
 fn words(words: [u64; 13]) -> Credits {
-    let [rate, period, depth, credits, filled, next, others, at_refresh, sent, forgiven, wanted, lost, delay] = words;
+    let [
+        rate,
+        period,
+        depth,
+        credits,
+        filled,
+        next,
+        others,
+        at_refresh,
+        sent,
+        forgiven,
+        wanted,
+        lost,
+        delay,
+    ] = words;
     Credits {
         rate: rate.into(),
         refresh_period_ns: period.into(),

@@ -44,7 +44,9 @@ fn together_they_take_what_comes() {
         }
     };
     let taken: u64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = [0, 1, 0, 1].map(|real_time| scope.spawn(move || ask(real_time))).into();
+        let threads: Vec<_> = [0, 1, 0, 1]
+            .map(|real_time| scope.spawn(move || ask(real_time)))
+            .into();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     // Two at first, 4000 a second, and what a refresh forgave to those that had nothing.
@@ -61,7 +63,9 @@ fn a_dead_owner_starves_nobody() {
     for law in [Law::Paper, Law::Paced] {
         let (credits, smoother) = shared(law);
         drop(smoother);
-        let taken: u32 = (0..10_000).map(|tick| credits.take(9, Time::from_nanos(tick * 100_000))).sum();
+        let taken: u32 = (0..10_000)
+            .map(|tick| credits.take(9, Time::from_nanos(tick * 100_000)))
+            .sum();
         // A second of 4000, and a bucket that was full.
         assert!((3900..=4045).contains(&taken), "{law:?}: {taken}");
         assert_eq!(credits.rate().credits_per_second(), 4000);

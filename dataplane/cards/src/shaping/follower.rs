@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use lm_protocol::smoother::Departures;
 use lm_protocol::time::Time;
 
-use crate::interface::{Interface, InterfaceError};
 use super::{Foreign, Shaping, ShapingError, Traffic};
+use crate::interface::{Interface, InterfaceError};
 
 /// Preamble, check sequence and gap of a frame on the wire.
 const WIRE_OVERHEAD_BYTES: f64 = 24.0;
@@ -60,11 +60,7 @@ impl Follower {
     ///
     /// # Errors
     /// What stands against it, in one line, with the remedy.
-    pub fn start(
-        interface: &str,
-        foreign: Foreign,
-        followed: Arc<dyn Followed>,
-    ) -> Result<Follower, String> {
+    pub fn start(interface: &str, foreign: Foreign, followed: Arc<dyn Followed>) -> Result<Follower, String> {
         let kernel = Kernel::shape(interface, foreign, &*followed)?;
         Follower::spawn(interface, Some(kernel), followed)
     }
@@ -160,7 +156,10 @@ fn follow(interface: &str, followed: &dyn Followed, mut kernel: Option<Kernel>, 
         refresh = match &mut kernel {
             None => followed.refreshed(0, false).1,
             Some(shaped) => shaped.follow(followed, refresh, told).unwrap_or_else(|error| {
-                tracing::warn!(interface, "the kernel's traffic follows the smoother no more: {error}");
+                tracing::warn!(
+                    interface,
+                    "the kernel's traffic follows the smoother no more: {error}"
+                );
                 kernel = None;
                 told.tell(None);
                 refresh

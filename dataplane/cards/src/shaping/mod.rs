@@ -32,8 +32,6 @@ pub use follower::{Followed, Follower};
 use link::Link;
 pub use link::Traffic;
 
-/// Where the changes are written down.
-const FOLDER: &str = "/run/lm/shaping";
 /// Segments of a packet that leaves the qdisc at once.
 const GSO_MAX_SEGS: u32 = 2;
 const ETHERNET_HEADER_LEN: u32 = 14;
@@ -67,6 +65,9 @@ impl fmt::Debug for Shaping {
 }
 
 impl Shaping {
+    /// Where the changes are written down: a folder that its owner alone may write in.
+    pub const FOLDER: &str = "/run/lm/shaping";
+
     /// Shapes what the kernel sends on an interface of the calling thread's network namespace to a rate in bytes a second, 24 of each frame on
     /// the wire included. What a dead process left is undone first.
     ///
@@ -78,7 +79,7 @@ impl Shaping {
         bytes_per_second: u64,
         foreign: Foreign,
     ) -> Result<Shaping, ShapingError> {
-        let (link, store) = (open(interface)?, Store::new(FOLDER));
+        let (link, store) = (open(interface)?, Store::new(Shaping::FOLDER));
         let driver = link.driver()?;
         let (path, lock) = find(&store, interface.index)?;
         recover::<Change>(&link, || link.driver(), &store, &path, &lock)?;
@@ -161,7 +162,7 @@ impl Shaping {
     ///
     /// See [`ShapingError`]: [`JournalError::InUse`](crate::JournalError::InUse) while the process lives.
     pub fn recover(interface: &Interface) -> Result<bool, ShapingError> {
-        let store = Store::new(FOLDER);
+        let store = Store::new(Shaping::FOLDER);
         if store.path(interface.index).is_ok_and(|path| !path.exists()) {
             return Ok(false);
         }
