@@ -39,7 +39,7 @@ typedef struct lm_rt lm_rt;
 struct lm_rt_config {
     const char *interface;         /* network interface, for example "eth1" */
     const char *allow;             /* who may send here: "10.0.0.0/8,192.0.2.7"; NULL: everybody */
-    uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: none */
+    uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: none but the daemon's, if there is one */
     uint64_t period_ns;            /* in each such period a message is expected: ENODATA where one passes without; 0: none is */
     uint32_t keep;                 /* messages that wait to leave, and to be received: the oldest gives way */
     uint32_t frames;               /* packets that may be with the device */
@@ -107,7 +107,7 @@ struct lm_rt_stats {
     uint64_t refused_packets;    /* for another number, or that nobody understands */
     uint64_t refused_reports;    /* that cannot be true */
     uint64_t credits_per_second; /* packets of others that the smoother lets go; 0: there is none */
-    uint64_t holds_kernel;       /* not 0: so it does with TCP and UDP of this host */
+    uint64_t holds_kernel;       /* not 0: so it does with TCP and UDP of this host; 0 behind the daemon, whose business that is */
     struct lm_rt_percentiles latency_ns;    /* from sending to receiving, where the socket has LM_RT_SAME_HOST */
     struct lm_rt_percentiles jitter_ns;     /* by how much that differs from the message before */
     struct lm_rt_percentiles delay_ns;      /* above the fastest of the last ten seconds */

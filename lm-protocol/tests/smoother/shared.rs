@@ -37,7 +37,7 @@ fn together_they_take_what_comes() {
             }
             let now = Time::from_nanos(now_ns);
             taken += u64::from(credits.take(3, now));
-            if now_ns % 2_000_000 == 0 {
+            if now_ns.is_multiple_of(2_000_000) {
                 credits.spend(real_time, now);
                 taken += u64::from(real_time);
             }
