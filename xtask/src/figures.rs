@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::bench::all_comparisons;
+use crate::bench::{all_comparisons, card};
 use crate::workspace;
 
 /// Makes docs/figures.md anew from the result files in bench/figures.
@@ -183,6 +183,25 @@ struct Verdict {
     verdict: &'static str,
 }
 
+impl Verdict {
+    fn of_card(line: card::asked::Line) -> Verdict {
+        Verdict {
+            key: line.key,
+            what: line.what,
+            asked: format!("{} {}", if line.at_least { "≥" } else { "≤" }, line.bound),
+            bound: line.bound,
+            at_least: line.at_least,
+            reached: line.reached,
+            near: "–".to_owned(),
+            verdict: match line.is_met {
+                Some(true) => "met",
+                Some(false) => "**missed**",
+                None => "unclear",
+            },
+        }
+    }
+}
+
 /// A result file.
 #[derive(Debug)]
 struct Measured {
@@ -331,7 +350,9 @@ impl Measured {
             run: run.check()?,
             suite: "card".to_owned(),
             figures: list(&file["rows"]).iter().filter_map(figure).collect(),
-            verdicts: Vec::new(),
+            verdicts: (card::asked::asked(&file["rows"])?.into_iter())
+                .map(Verdict::of_card)
+                .collect(),
         })
     }
 

@@ -94,7 +94,14 @@ fn a_file_that_does_not_say_by_what_it_was_measured_is_refused() {
 
 #[test]
 fn rows_of_emulated_cards_have_the_guest_for_a_host() {
-    let row = |what: &str, rounds: &[f64]| json!({"row": {"device": "igb", "system": "lm", "mode": "copy", "what": what, "size": 64}, "rounds": rounds});
+    let row = |what: &str, rounds: &[f64]| {
+        json!({
+            "row": {"device": "igb", "system": "lm", "mode": "copy", "what": what, "size": 64, "rounds": 2, "usecs": 10, "taps": false,
+                "calls": false},
+            "rounds": rounds, "p99": [], "beside": [], "lost": 0.0, "calls": [null, null], "uncounted": null, "interrupts": null,
+            "failures": [],
+        })
+    };
     let file = json!({
         "suite": "card", "rounds": 2, "clock": "instructions", "rustc": "rustc 1", "secret": 1,
         "machine": {"command": "cargo xtask bench card", "revision": "1a2b3c4", "date": "2031-02-03T04:05:06Z"},

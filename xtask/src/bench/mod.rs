@@ -7,7 +7,7 @@
 //! beside another one, a receiver's memory, classes that share a slow port.
 
 mod admission;
-mod card;
+pub(crate) mod card;
 pub(crate) mod compare;
 mod congestion;
 mod frozen;

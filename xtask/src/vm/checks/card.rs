@@ -17,11 +17,12 @@ use crate::vm::devices::Device;
 use crate::vm::protocol::Mode;
 
 /// Round trips of a round, and the longest that they may take.
-const ROUND_TRIPS: u32 = 100;
+pub const ROUND_TRIPS: u32 = 100;
 const ROUND_TRIPS_SECONDS: f64 = 0.5;
-/// A stream's time that does not count, and that counts. In less, rounds of LM's copy mode differ by 10 %.
-pub(super) const WARM_UP: f64 = 0.1;
-pub(super) const STREAM_SECONDS: f64 = 0.5;
+/// A stream's time that does not count, in seconds. In less, and in less that counts, rounds of LM's copy mode differ by 10 %.
+pub const WARM_UP: f64 = 0.1;
+/// A stream's time that counts, in seconds.
+pub const STREAM_SECONDS: f64 = 0.5;
 /// The same while system calls are counted.
 const COUNTED_WARM_UP: f64 = 0.05;
 const COUNTED_SECONDS: f64 = 0.1;
