@@ -1,7 +1,8 @@
 //! One message that is produced, sent, received and consumed: what fine-grained pipelining has to gain (E-UDP §4).
 //!
 //! Producer and consumer follow a timetable, a window each time, as a disk or a device does, and sleep between; or they work as fast as a core
-//! does, which each shares with its end of the way. Both ends are on one machine and have one clock.
+//! does, which each shares with its end of the way: on one thread, which drives the endpoint after each window. Two threads would give the core
+//! to each other by the scheduler's slices of some milliseconds, in which the way runs dry. Both ends are on one machine and have one clock.
 //!
 //! ```text
 //!  near: produced window by window ── sent ──▶ far: received ── consumed window by window
@@ -181,6 +182,18 @@ fn wait_until(endpoint: &mut Endpoint, time_ns: u64) {
     }
 }
 
+/// A step of an endpoint.
+fn drive(endpoint: &mut Endpoint) {
+    if endpoint.poll() == 0 {
+        endpoint.wait(LOOK);
+    }
+}
+
+/// Leaves the endpoint alone until a time.
+fn wait_asleep(time_ns: u64) {
+    std::thread::sleep(Duration::from_nanos(time_ns.saturating_sub(now_ns())));
+}
+
 /// When which windows of a message are due.
 #[derive(Clone, Copy, Debug)]
 struct Timetable {
@@ -277,7 +290,7 @@ fn begin<T>(
     }
 }
 
-/// Sends one message while it is produced; when it was produced and when it was confirmed.
+/// Sends one message while it is produced, window by window on the endpoint's own thread; when it was produced and when it was confirmed.
 fn send(
     endpoint: &mut Endpoint,
     peer: PeerId,
@@ -287,22 +300,16 @@ fn send(
     let mut writer = begin(endpoint, |endpoint| {
         endpoint.peer(peer).begin(timetable.len, producer.tag())
     })?;
-    let token = writer.token();
-    let producing = move || -> Result<u64, Failure> {
-        for bytes in timetable.windows() {
-            fill(&mut producer, &bytes, writer.payloads_mut());
-            producer.pace(timetable.due_ns(begins_ns, &bytes));
-            if bytes.end < timetable.len {
-                writer.release(bytes.end).map_err(|error| failed(&error))?;
-            }
+    for bytes in timetable.windows() {
+        fill(&mut producer, &bytes, writer.payloads_mut());
+        wait_until(endpoint, producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
+        if bytes.end < timetable.len {
+            writer.release(bytes.end).map_err(|error| failed(&error))?;
         }
-        writer.finish().map_err(|error| failed(&error))?;
-        Ok(now_ns())
-    };
-    let producing = std::thread::spawn(producing);
-    let confirmed = confirmed(endpoint, token);
-    let produced_ns = producing.join().expect("it gives errors back")?;
-    Ok((produced_ns, confirmed?))
+    }
+    writer.finish().map_err(|error| failed(&error))?;
+    let produced_ns = now_ns();
+    Ok((produced_ns, confirmed(endpoint, writer.token())?))
 }
 
 /// The same with a message that is sent when all of it is produced.
@@ -314,7 +321,7 @@ fn send_whole(
 ) -> Result<(u64, u64), Failure> {
     let mut region = begin(endpoint, |endpoint| endpoint.loan(peer, timetable.len))?;
     fill(&mut producer, &(0..timetable.len), region.payloads_mut());
-    producer.pace(timetable.due_ns(begins_ns, &(0..timetable.len)));
+    wait_asleep(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
     let produced_ns = now_ns();
     let token = endpoint
         .send(region, producer.tag())
@@ -337,40 +344,6 @@ fn confirmed(endpoint: &mut Endpoint, token: SendToken) -> Result<u64, Failure> 
             };
         }
         wait_until(endpoint, now_ns() + STEP.as_nanos() as u64);
-    }
-}
-
-/// Consumes a message from its first byte on, each window when it has come; when that was, and when the last one was consumed.
-fn consume<'a>(
-    consumer: &mut Consumer,
-    timetable: Timetable,
-    mut come: impl FnMut(Range<u64>) -> Result<&'a [u8], Failure>,
-) -> Result<[u64; 2], Failure> {
-    let mut first_ns = None;
-    for bytes in timetable.windows() {
-        let came = come(bytes.clone())?;
-        let begins_ns = *first_ns.get_or_insert_with(now_ns);
-        consumer.pace(timetable.due_ns(begins_ns, &bytes));
-        consumer.take(bytes.start, came)?;
-    }
-    Ok([first_ns.unwrap_or_default(), now_ns()])
-}
-
-/// These bytes of a message, when they have come.
-fn when_come(incoming: &Incoming, work: Work, bytes: Range<u64>) -> Result<&[u8], Failure> {
-    loop {
-        let settled = incoming.settled();
-        match incoming.get(bytes.clone()) {
-            Some(come) => return Ok(come),
-            None => match settled {
-                Some(how) => {
-                    return Err(Failure::new(format!(
-                        "a message ended as {how:?}, without {bytes:?}"
-                    )));
-                }
-                None => work.wait(LOOK),
-            },
-        }
     }
 }
 
@@ -407,7 +380,8 @@ fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
     Ok(messages)
 }
 
-/// Receives one message and consumes it meanwhile; when it was whole, and what [`consume`] says.
+/// Receives one message and consumes it meanwhile, window by window on the endpoint's own thread; when it was whole, when its first byte could
+/// be read, and when its last one was consumed.
 fn receive(
     endpoint: &mut Endpoint,
     consumer: &mut Consumer,
@@ -416,29 +390,51 @@ fn receive(
     let incoming = loop {
         match endpoint.try_incoming() {
             Some(incoming) => break incoming,
-            None => wait_until(endpoint, now_ns() + LOOK.as_nanos() as u64),
+            None => drive(endpoint),
         }
     };
-    let work = consumer.work();
-    std::thread::scope(|scope| {
-        let consuming =
-            scope.spawn(|| consume(consumer, timetable, |bytes| when_come(&incoming, work, bytes)));
-        let message = endpoint.recv(None).map_err(|error| failed(&error))?;
-        let whole_ns = now_ns();
-        while !consuming.is_finished() {
-            wait_until(endpoint, now_ns() + work.look_ns());
+    let (mut first_ns, mut whole_ns) = (None, None);
+    for bytes in timetable.windows() {
+        let come = when_come(endpoint, &incoming, bytes.clone())?;
+        let begins_ns = *first_ns.get_or_insert_with(now_ns);
+        wait_until(endpoint, consumer.due_ns(timetable.due_ns(begins_ns, &bytes)));
+        if incoming.settled().is_some() {
+            whole_ns.get_or_insert_with(now_ns);
         }
-        let times = consuming.join().expect("it gives errors back")?;
-        if incoming.get(0..timetable.len).map(<[u8]>::as_ptr) != Some(message.as_ptr()) {
-            return Err(Failure::new(
-                "a message came whole at another place than it was shown",
-            ));
-        }
-        Ok((message, whole_ns, times))
-    })
+        consumer.take(bytes.start, come)?;
+    }
+    let consumed_ns = now_ns();
+    let message = endpoint.recv(None).map_err(|error| failed(&error))?;
+    if incoming.get(0..timetable.len).map(<[u8]>::as_ptr) != Some(message.as_ptr()) {
+        return Err(Failure::new(
+            "a message came whole at another place than it was shown",
+        ));
+    }
+    let [whole_ns, first_ns] = [whole_ns, first_ns].map(|time| time.unwrap_or(consumed_ns));
+    Ok((message, whole_ns, [first_ns, consumed_ns]))
 }
 
-/// The same with a message that is consumed when it is whole.
+/// These bytes of a message, when they have come.
+fn when_come<'a>(
+    endpoint: &mut Endpoint,
+    incoming: &'a Incoming,
+    bytes: Range<u64>,
+) -> Result<&'a [u8], Failure> {
+    loop {
+        let settled = incoming.settled();
+        match (incoming.get(bytes.clone()), settled) {
+            (Some(come), _) => return Ok(come),
+            (None, Some(how)) => {
+                return Err(Failure::new(format!(
+                    "a message ended as {how:?}, without {bytes:?}"
+                )));
+            }
+            (None, None) => drive(endpoint),
+        }
+    }
+}
+
+/// Receives one message and consumes it when it is whole; the same times.
 fn receive_whole(
     endpoint: &mut Endpoint,
     consumer: &mut Consumer,
@@ -446,10 +442,11 @@ fn receive_whole(
 ) -> Result<(Message, u64, [u64; 2]), Failure> {
     let message = endpoint.recv(None).map_err(|error| failed(&error))?;
     let whole_ns = now_ns();
-    let times = consume(consumer, timetable, |bytes| {
-        Ok(&message[bytes.start as usize..bytes.end as usize])
-    })?;
-    Ok((message, whole_ns, times))
+    for bytes in timetable.windows() {
+        wait_asleep(consumer.due_ns(timetable.due_ns(whole_ns, &bytes)));
+        consumer.take(bytes.start, &message[bytes.start as usize..bytes.end as usize])?;
+    }
+    Ok((message, whole_ns, [whole_ns, now_ns()]))
 }
 
 #[cfg(test)]

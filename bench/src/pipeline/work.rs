@@ -1,15 +1,11 @@
 //! What producer and consumer do with the bytes of a message.
 
-use std::time::Duration;
-
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit as _, StreamCipher as _, StreamCipherSeek as _};
 use lm_box::split_mix;
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::Failure;
-
-use super::now_ns;
 
 /// What is done with a message's bytes at either end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -29,25 +25,11 @@ impl Work {
         }
     }
 
-    /// Lets others have the core, for so long where there is time.
-    pub(super) fn wait(self, time: Duration) {
+    /// When work is due that has its time; the other is due at once.
+    fn due_ns(self, timetable_ns: u64) -> u64 {
         match self {
-            Work::Timetable => std::thread::sleep(time),
-            Work::Keystream => std::thread::yield_now(),
-        }
-    }
-
-    /// How long an endpoint is driven at once while another thread works.
-    pub(super) fn look_ns(self) -> u64 {
-        match self {
-            Work::Timetable => super::STEP.as_nanos() as u64,
+            Work::Timetable => timetable_ns,
             Work::Keystream => 0,
-        }
-    }
-
-    fn pace(self, due_ns: u64) {
-        if self == Work::Timetable {
-            std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns())));
         }
     }
 }
@@ -97,9 +79,9 @@ impl Producer {
         }
     }
 
-    /// Waits until what is made is due.
-    pub(super) fn pace(&self, due_ns: u64) {
-        self.work.pace(due_ns);
+    /// When what is made is due, by a timetable at that time.
+    pub(super) fn due_ns(&self, timetable_ns: u64) -> u64 {
+        self.work.due_ns(timetable_ns)
     }
 }
 
@@ -122,13 +104,9 @@ impl Consumer {
         }
     }
 
-    pub(super) fn work(&self) -> Work {
-        self.work
-    }
-
-    /// Waits until what is taken next is due.
-    pub(super) fn pace(&self, due_ns: u64) {
-        self.work.pace(due_ns);
+    /// When what is taken next is due, by a timetable at that time.
+    pub(super) fn due_ns(&self, timetable_ns: u64) -> u64 {
+        self.work.due_ns(timetable_ns)
     }
 
     /// Takes the bytes from a place on.

@@ -3,7 +3,7 @@
 //! three takes as long: one after the other 3, all at once 1. One after the other is the same program at the last commit that could do no better.
 //!
 //! And where cores are what takes longest: on a veth pair, with a producer and a consumer that do as much as their cores do. Each shares its core
-//! with an end of the way, so that two and two are one after the other whatever is done.
+//! and its thread with an end of the way, so that two and two are one after the other whatever is done.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,10 +78,11 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         rate: LINK,
         frames: PORT_FRAMES,
     };
-    let contender = |name, port, measure: Measure| Contender {
+    let contender = |name, port: Option<Port>, measure: Measure| Contender {
         name,
         bed: BedConfig {
-            senders: Some(1),
+            // Ports are a switch's.
+            senders: port.map(|_| 1),
             port,
             ..BedConfig::default()
         },
