@@ -11,6 +11,8 @@
 //! All four at once: a window is sent when it is produced, and consumed when it has come. One after the other: the message is sent when all of
 //! it is produced, and consumed when it is whole.
 
+mod model;
+pub mod predict;
 mod work;
 
 use std::net::SocketAddrV4;
@@ -32,8 +34,8 @@ use work::{Consumer, Producer, Work};
 const STEP: Duration = Duration::from_millis(1);
 /// How often is looked whether more has come.
 const LOOK: Duration = Duration::from_micros(200);
-/// What is shown of a message at once: the session's windows, which are as long as what is produced at once.
-const WINDOW_FRAGMENTS: u32 = 16;
+/// Payload of a full fragment in packets of 1500 bytes.
+const FRAGMENT: u64 = 1448;
 /// Between two messages: nothing of the last one is under way any more.
 const PAUSE_NS: u64 = 100_000_000;
 /// How long the far end may take to answer.
@@ -59,15 +61,18 @@ pub struct Args {
     /// Length of each message in bytes
     #[arg(long, default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     len: u64,
-    /// What is produced and consumed at once, in bytes
-    #[arg(long, default_value_t = 16 * 1448, value_parser = clap::value_parser!(u64).range(1..))]
-    window: u64,
+    /// What is produced, shown and consumed at once: the session's windows, in fragments
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    window: u32,
     /// What producer and consumer do
     #[arg(long, value_enum, default_value_t = Work::Timetable)]
     work: Work,
     /// Timetable: its rate, in bits of payload a second
     #[arg(long, default_value_t = 450_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pace: u64,
+    /// Near: a producer that takes so many times as long
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    slower: u32,
     /// One after the other instead of all at once
     #[arg(long)]
     whole: bool,
@@ -101,8 +106,60 @@ struct Passed {
     /// Far: all of it is consumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     consumed_ns: Option<u64>,
+    /// How long this end took to produce or to consume it, and to send or to receive it, without what it waited. Receiving a message that is
+    /// read when it is whole is not told.
+    worked_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved_ns: Option<u64>,
     /// Of its bytes.
     sha256: String,
+}
+
+/// An endpoint, and how long it took to do what there was to do.
+struct End {
+    endpoint: Endpoint,
+    moved_ns: u64,
+}
+
+impl End {
+    /// One round; whether there was anything to do.
+    fn poll(&mut self) -> bool {
+        let begins_ns = now_ns();
+        let worked = self.endpoint.poll() > 0;
+        if worked {
+            self.moved_ns += now_ns() - begins_ns;
+        }
+        worked
+    }
+
+    /// Drives the endpoint until a time.
+    fn wait_until(&mut self, time_ns: u64) {
+        loop {
+            let worked = self.poll();
+            let now_ns = now_ns();
+            if now_ns >= time_ns {
+                return;
+            }
+            if !worked {
+                self.endpoint.wait(Duration::from_nanos(time_ns - now_ns));
+            }
+        }
+    }
+
+    /// One round, and a step of the idle strategy where there was nothing to do.
+    fn drive(&mut self) {
+        if !self.poll() {
+            self.endpoint.wait(LOOK);
+        }
+    }
+}
+
+/// How long something took.
+fn timed<T>(spent_ns: &mut u64, what: impl FnOnce() -> T) -> T {
+    let begins_ns = now_ns();
+    let result = what();
+    *spent_ns += now_ns() - begins_ns;
+    result
 }
 
 /// What an end prints.
@@ -142,7 +199,7 @@ pub fn run(args: &Args, ready: impl FnOnce()) -> Result<Report, Failure> {
     })
 }
 
-fn open(args: &Args) -> Result<Endpoint, Failure> {
+fn open(args: &Args) -> Result<End, Failure> {
     let is_far = args.side == Side::Far;
     let len = args.len + MEMORY_SPARE;
     let config = EndpointConfig {
@@ -155,7 +212,7 @@ fn open(args: &Args) -> Result<Endpoint, Failure> {
         },
         receive: ReceiveConfig {
             max_message_len: args.len,
-            window_fragments: WINDOW_FRAGMENTS,
+            window_fragments: args.window,
             ..ReceiveConfig::default()
         },
         idle: IdleStrategy {
@@ -165,28 +222,11 @@ fn open(args: &Args) -> Result<Endpoint, Failure> {
         },
         ..EndpointConfig::default()
     };
-    Endpoint::open(&config).map_err(|error| failed(&error))
-}
-
-/// Drives the endpoint until a time.
-fn wait_until(endpoint: &mut Endpoint, time_ns: u64) {
-    loop {
-        let worked = endpoint.poll() > 0;
-        let now_ns = now_ns();
-        if now_ns >= time_ns {
-            return;
-        }
-        if !worked {
-            endpoint.wait(Duration::from_nanos(time_ns - now_ns));
-        }
-    }
-}
-
-/// A step of an endpoint.
-fn drive(endpoint: &mut Endpoint) {
-    if endpoint.poll() == 0 {
-        endpoint.wait(LOOK);
-    }
+    let endpoint = Endpoint::open(&config).map_err(|error| failed(&error))?;
+    Ok(End {
+        endpoint,
+        moved_ns: 0,
+    })
 }
 
 /// Leaves the endpoint alone until a time.
@@ -207,7 +247,7 @@ impl Timetable {
     fn of(args: &Args) -> Timetable {
         Timetable {
             len: args.len,
-            window: args.window,
+            window: u64::from(args.window) * FRAGMENT,
             pace: args.pace,
         }
     }
@@ -226,41 +266,42 @@ impl Timetable {
 }
 
 fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
-    let mut endpoint = open(args)?;
+    let mut end = open(args)?;
     let options = ConnectOptions {
         max_message_len: args.len,
         ..ConnectOptions::default()
     };
     let to = args.to.expect("the command line asks for it");
+    let endpoint = &mut end.endpoint;
     let peer = endpoint.connect(to, &options).map_err(|error| failed(&error))?;
     endpoint
         .send_copy(peer, b"hello", 0)
         .and_then(|_| endpoint.flush(HELLO))
         .map_err(|error| failed(&error))?;
+    let timetable = Timetable::of(args);
+    let slower = Timetable {
+        pace: args.pace / u64::from(args.slower),
+        ..timetable
+    };
     let mut messages = Vec::new();
     for message in 0..args.messages {
         let begins_ns = now_ns() + PAUSE_NS;
-        wait_until(&mut endpoint, begins_ns);
-        let timetable = Timetable::of(args);
-        let producer = Producer::new(args.work, message);
-        let (produced_ns, confirmed_ns) = match args.whole {
-            true => send_whole(&mut endpoint, peer, producer, (begins_ns, timetable))?,
-            false => send(&mut endpoint, peer, producer, (begins_ns, timetable))?,
+        end.wait_until(begins_ns);
+        end.moved_ns = 0;
+        let producer = Producer::new(args.work, message, args.slower);
+        let mut passed = match args.whole {
+            true => send_whole(&mut end, peer, producer, (begins_ns, slower))?,
+            false => send(&mut end, peer, producer, (begins_ns, slower))?,
         };
-        let mut again = Producer::new(args.work, message);
+        let mut again = Producer::new(args.work, message, 1);
         let mut hash = Sha256::new();
         for bytes in timetable.windows() {
             let mut chunk = vec![0; (bytes.end - bytes.start) as usize];
             again.fill(bytes.start, &mut chunk);
             hash.update(chunk);
         }
-        messages.push(Passed {
-            begins_ns: Some(begins_ns),
-            produced_ns: Some(produced_ns),
-            confirmed_ns: Some(confirmed_ns),
-            sha256: work::hex(hash),
-            ..Passed::default()
-        });
+        passed.sha256 = work::hex(hash);
+        messages.push(passed);
     }
     Ok(messages)
 }
@@ -278,62 +319,82 @@ fn fill<'a>(producer: &mut Producer, bytes: &Range<u64>, payloads: impl Iterator
 }
 
 /// Memory for a message, as soon as there is some.
-fn begin<T>(
-    endpoint: &mut Endpoint,
-    mut ask: impl FnMut(&mut Endpoint) -> Result<T, LoanError>,
-) -> Result<T, Failure> {
+fn begin<T>(end: &mut End, mut ask: impl FnMut(&mut Endpoint) -> Result<T, LoanError>) -> Result<T, Failure> {
     loop {
-        match ask(endpoint) {
-            Err(LoanError::WouldBlock) => wait_until(endpoint, now_ns() + STEP.as_nanos() as u64),
+        match ask(&mut end.endpoint) {
+            Err(LoanError::WouldBlock) => end.wait_until(now_ns() + STEP.as_nanos() as u64),
             begun => return begun.map_err(|error| failed(&error)),
         }
     }
 }
 
-/// Sends one message while it is produced, window by window on the endpoint's own thread; when it was produced and when it was confirmed.
+/// Sends one message while it is produced, window by window on the endpoint's own thread; all but its hash.
 fn send(
-    endpoint: &mut Endpoint,
+    end: &mut End,
     peer: PeerId,
     mut producer: Producer,
     (begins_ns, timetable): (u64, Timetable),
-) -> Result<(u64, u64), Failure> {
-    let mut writer = begin(endpoint, |endpoint| {
+) -> Result<Passed, Failure> {
+    let mut writer = begin(end, |endpoint| {
         endpoint.peer(peer).begin(timetable.len, producer.tag())
     })?;
+    let mut worked_ns = 0;
     for bytes in timetable.windows() {
-        fill(&mut producer, &bytes, writer.payloads_mut());
-        wait_until(endpoint, producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
+        timed(&mut worked_ns, || {
+            fill(&mut producer, &bytes, writer.payloads_mut());
+        });
+        end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
         if bytes.end < timetable.len {
             writer.release(bytes.end).map_err(|error| failed(&error))?;
         }
     }
     writer.finish().map_err(|error| failed(&error))?;
     let produced_ns = now_ns();
-    Ok((produced_ns, confirmed(endpoint, writer.token())?))
+    sent(end, writer.token(), (begins_ns, produced_ns, worked_ns))
 }
 
 /// The same with a message that is sent when all of it is produced.
 fn send_whole(
-    endpoint: &mut Endpoint,
+    end: &mut End,
     peer: PeerId,
     mut producer: Producer,
     (begins_ns, timetable): (u64, Timetable),
-) -> Result<(u64, u64), Failure> {
-    let mut region = begin(endpoint, |endpoint| endpoint.loan(peer, timetable.len))?;
-    fill(&mut producer, &(0..timetable.len), region.payloads_mut());
+) -> Result<Passed, Failure> {
+    let mut region = begin(end, |endpoint| endpoint.loan(peer, timetable.len))?;
+    let mut worked_ns = 0;
+    timed(&mut worked_ns, || {
+        fill(&mut producer, &(0..timetable.len), region.payloads_mut());
+    });
     wait_asleep(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
     let produced_ns = now_ns();
-    let token = endpoint
+    let token = (end.endpoint)
         .send(region, producer.tag())
         .map_err(|error| failed(&error))?;
-    Ok((produced_ns, confirmed(endpoint, token)?))
+    sent(end, token, (begins_ns, produced_ns, worked_ns))
+}
+
+/// What is to be told of a message when it is confirmed.
+fn sent(
+    end: &mut End,
+    token: SendToken,
+    (begins_ns, produced_ns, worked_ns): (u64, u64, u64),
+) -> Result<Passed, Failure> {
+    let confirmed_ns = confirmed(end, token)?;
+    Ok(Passed {
+        begins_ns: Some(begins_ns),
+        produced_ns: Some(produced_ns),
+        confirmed_ns: Some(confirmed_ns),
+        worked_ns,
+        moved_ns: Some(end.moved_ns),
+        ..Passed::default()
+    })
 }
 
 /// When a message was confirmed.
-fn confirmed(endpoint: &mut Endpoint, token: SendToken) -> Result<u64, Failure> {
+fn confirmed(end: &mut End, token: SendToken) -> Result<u64, Failure> {
     loop {
         // The first word has one, too.
-        let mut completions = std::iter::from_fn(|| endpoint.try_completion());
+        let mut completions = std::iter::from_fn(|| end.endpoint.try_completion());
         if let Some(completion) = completions.find(|completion| completion.token == token) {
             return match completion.outcome {
                 Outcome::Delivered => Ok(now_ns()),
@@ -343,83 +404,80 @@ fn confirmed(endpoint: &mut Endpoint, token: SendToken) -> Result<u64, Failure> 
                 ))),
             };
         }
-        wait_until(endpoint, now_ns() + STEP.as_nanos() as u64);
+        end.wait_until(now_ns() + STEP.as_nanos() as u64);
     }
 }
 
 fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
-    let mut endpoint = open(args)?;
+    let mut end = open(args)?;
     ready();
     // Who sends is known by a first word, and what that one sends is read from then on while it comes.
-    let peer = endpoint.recv(None).map_err(|error| failed(&error))?.peer();
+    let peer = (end.endpoint.recv(None)).map_err(|error| failed(&error))?.peer();
     if !args.whole {
-        endpoint.peer(peer).watch();
+        end.endpoint.peer(peer).watch();
     }
     let timetable = Timetable::of(args);
     let mut messages = Vec::new();
     for number in 0..args.messages {
         let mut consumer = Consumer::new(args.work, number);
-        let (message, whole_ns, [first_ns, consumed_ns]) = match args.whole {
-            true => receive_whole(&mut endpoint, &mut consumer, timetable)?,
-            false => receive(&mut endpoint, &mut consumer, timetable)?,
+        end.moved_ns = 0;
+        let (message, mut passed) = match args.whole {
+            true => receive_whole(&mut end, &mut consumer, timetable)?,
+            false => receive(&mut end, &mut consumer, timetable)?,
         };
         let mut hash = Sha256::new();
         hash.update(&message[..]);
-        let sha256 = work::hex(hash);
-        consumer.check(&sha256)?;
-        messages.push(Passed {
-            first_ns: Some(first_ns),
-            whole_ns: Some(whole_ns),
-            consumed_ns: Some(consumed_ns),
-            sha256,
-            ..Passed::default()
-        });
+        passed.sha256 = work::hex(hash);
+        consumer.check(&passed.sha256)?;
+        messages.push(passed);
     }
     // The last confirmation may be lost.
-    wait_until(&mut endpoint, now_ns() + PAUSE_NS);
+    end.wait_until(now_ns() + PAUSE_NS);
     Ok(messages)
 }
 
-/// Receives one message and consumes it meanwhile, window by window on the endpoint's own thread; when it was whole, when its first byte could
-/// be read, and when its last one was consumed.
+/// Receives one message and consumes it meanwhile, window by window on the endpoint's own thread; all but its hash.
 fn receive(
-    endpoint: &mut Endpoint,
+    end: &mut End,
     consumer: &mut Consumer,
     timetable: Timetable,
-) -> Result<(Message, u64, [u64; 2]), Failure> {
+) -> Result<(Message, Passed), Failure> {
     let incoming = loop {
-        match endpoint.try_incoming() {
+        match end.endpoint.try_incoming() {
             Some(incoming) => break incoming,
-            None => drive(endpoint),
+            None => end.drive(),
         }
     };
-    let (mut first_ns, mut whole_ns) = (None, None);
+    let (mut first_ns, mut whole_ns, mut worked_ns) = (None, None, 0);
     for bytes in timetable.windows() {
-        let come = when_come(endpoint, &incoming, bytes.clone())?;
+        let come = when_come(end, &incoming, bytes.clone())?;
         let begins_ns = *first_ns.get_or_insert_with(now_ns);
-        wait_until(endpoint, consumer.due_ns(timetable.due_ns(begins_ns, &bytes)));
+        end.wait_until(consumer.due_ns(timetable.due_ns(begins_ns, &bytes)));
         if incoming.settled().is_some() {
             whole_ns.get_or_insert_with(now_ns);
         }
-        consumer.take(bytes.start, come)?;
+        timed(&mut worked_ns, || consumer.take(bytes.start, come))?;
     }
     let consumed_ns = now_ns();
-    let message = endpoint.recv(None).map_err(|error| failed(&error))?;
+    let message = end.endpoint.recv(None).map_err(|error| failed(&error))?;
     if incoming.get(0..timetable.len).map(<[u8]>::as_ptr) != Some(message.as_ptr()) {
         return Err(Failure::new(
             "a message came whole at another place than it was shown",
         ));
     }
-    let [whole_ns, first_ns] = [whole_ns, first_ns].map(|time| time.unwrap_or(consumed_ns));
-    Ok((message, whole_ns, [first_ns, consumed_ns]))
+    let passed = Passed {
+        first_ns,
+        whole_ns: whole_ns.or(Some(consumed_ns)),
+        consumed_ns: Some(consumed_ns),
+        worked_ns,
+        moved_ns: Some(end.moved_ns),
+        ..Passed::default()
+    };
+    Ok((message, passed))
 }
 
 /// These bytes of a message, when they have come.
-fn when_come<'a>(
-    endpoint: &mut Endpoint,
-    incoming: &'a Incoming,
-    bytes: Range<u64>,
-) -> Result<&'a [u8], Failure> {
+fn when_come<'a>(end: &mut End, incoming: &'a Incoming, bytes: Range<u64>) -> Result<&'a [u8], Failure> {
     loop {
         let settled = incoming.settled();
         match (incoming.get(bytes.clone()), settled) {
@@ -429,24 +487,33 @@ fn when_come<'a>(
                     "a message ended as {how:?}, without {bytes:?}"
                 )));
             }
-            (None, None) => drive(endpoint),
+            (None, None) => end.drive(),
         }
     }
 }
 
-/// Receives one message and consumes it when it is whole; the same times.
+/// The same with a message that is consumed when it is whole.
 fn receive_whole(
-    endpoint: &mut Endpoint,
+    end: &mut End,
     consumer: &mut Consumer,
     timetable: Timetable,
-) -> Result<(Message, u64, [u64; 2]), Failure> {
-    let message = endpoint.recv(None).map_err(|error| failed(&error))?;
+) -> Result<(Message, Passed), Failure> {
+    let message = end.endpoint.recv(None).map_err(|error| failed(&error))?;
     let whole_ns = now_ns();
+    let mut worked_ns = 0;
     for bytes in timetable.windows() {
         wait_asleep(consumer.due_ns(timetable.due_ns(whole_ns, &bytes)));
-        consumer.take(bytes.start, &message[bytes.start as usize..bytes.end as usize])?;
+        let come = &message[bytes.start as usize..bytes.end as usize];
+        timed(&mut worked_ns, || consumer.take(bytes.start, come))?;
     }
-    Ok((message, whole_ns, [whole_ns, now_ns()]))
+    let passed = Passed {
+        first_ns: Some(whole_ns),
+        whole_ns: Some(whole_ns),
+        consumed_ns: Some(now_ns()),
+        worked_ns,
+        ..Passed::default()
+    };
+    Ok((message, passed))
 }
 
 #[cfg(test)]

@@ -54,6 +54,9 @@ enum Program {
     /// One end of a message that is produced, sent, received and consumed by a timetable
     #[command(hide = true)]
     Pipeline(pipeline::Args),
+    /// Predict how long messages take that are produced, sent, received and consumed, from those that `cargo xtask bench pipeline` measured
+    #[command(hide = true)]
+    Model,
     /// What measures the admission between daemons
     #[command(hide = true, subcommand)]
     Admission(admission::Program),
@@ -111,6 +114,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::End(args) => suite::run(&args, ready, print)?,
         Program::Admission(program) => admission::run(&program, ready)?,
         Program::Pipeline(args) => print(&pipeline::run(&args, ready)?),
+        Program::Model => print(&pipeline::predict::run()?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),

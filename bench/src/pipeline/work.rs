@@ -48,16 +48,19 @@ pub(super) struct Producer {
     work: Work,
     message: u32,
     keystream: ChaCha20,
+    /// Keystream: how often it is made.
+    times: u32,
 }
 
 impl Producer {
-    pub(super) fn new(work: Work, message: u32) -> Producer {
+    pub(super) fn new(work: Work, message: u32, times: u32) -> Producer {
         let mut key = [0; 32];
         key[..4].copy_from_slice(&message.to_le_bytes());
         Producer {
             work,
             message,
             keystream: ChaCha20::new(&key.into(), &[0; 12].into()),
+            times,
         }
     }
 
@@ -71,10 +74,12 @@ impl Producer {
         match self.work {
             Work::Timetable => words(self.message, from, bytes),
             Work::Keystream => {
-                if self.keystream.current_pos::<u64>() != from {
-                    self.keystream.seek(from);
+                for _ in 0..self.times {
+                    if self.keystream.current_pos::<u64>() != from {
+                        self.keystream.seek(from);
+                    }
+                    self.keystream.write_keystream(bytes);
                 }
-                self.keystream.write_keystream(bytes);
             }
         }
     }
@@ -158,19 +163,19 @@ mod tests {
     fn bytes_do_not_depend_on_where_windows_end() {
         for work in [Work::Timetable, Work::Keystream] {
             let mut whole = [0; 200];
-            Producer::new(work, 3).fill(0, &mut whole);
+            Producer::new(work, 3, 1).fill(0, &mut whole);
             for cut in [8, 16, 64, 96, 128] {
                 let mut parts = [0; 200];
                 let (first, second) = parts.split_at_mut(cut);
-                let mut producer = Producer::new(work, 3);
+                let mut producer = Producer::new(work, 3, 1);
                 producer.fill(0, first);
                 producer.fill(cut as u64, second);
                 assert_eq!(parts, whole);
-                Producer::new(work, 3).fill(cut as u64, &mut parts[cut..]);
+                Producer::new(work, 3, 1).fill(cut as u64, &mut parts[cut..]);
                 assert_eq!(parts, whole);
             }
             let mut other = [0; 200];
-            Producer::new(work, 4).fill(0, &mut other);
+            Producer::new(work, 4, 1).fill(0, &mut other);
             assert_ne!(other, whole);
         }
     }
@@ -179,7 +184,7 @@ mod tests {
     fn other_bytes_are_told() {
         for work in [Work::Timetable, Work::Keystream] {
             let mut bytes = [0; 64];
-            Producer::new(work, 1).fill(0, &mut bytes);
+            Producer::new(work, 1, 1).fill(0, &mut bytes);
             let of_whole = |bytes: &[u8]| {
                 let mut hash = Sha256::new();
                 hash.update(bytes);

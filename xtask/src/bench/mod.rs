@@ -13,6 +13,7 @@ mod congestion;
 mod frozen;
 mod instructions;
 mod memory;
+mod model;
 mod pipeline;
 mod queue;
 mod recipes;

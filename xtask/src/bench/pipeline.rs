@@ -15,13 +15,14 @@ use serde_json::{Value, json};
 
 use super::Unit::Milliseconds;
 use super::frozen::{self, BEFORE_PIPELINE};
-use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, queue};
+use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, model, queue};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
 use crate::machine::two_cores;
 use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// and what stands in the device and on the way of that port (--only queue).
+/// and what stands in the device and on the way of that port (--only queue). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
+/// long they do (--only model; 15 minutes, by itself alone).
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
 /// port by the program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.
@@ -52,6 +53,9 @@ const LIMIT: Duration = Duration::from_secs(40);
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.rounds.only.as_deref() == Some(MODEL) {
+        return model::run(arguments.rounds.json.as_deref());
+    }
     if (arguments.rounds.only.as_deref()).is_none_or(|only| WIRE_BOUND.contains(only)) {
         // Before a round's time counts.
         coarse()?;
@@ -69,6 +73,7 @@ fn coarse() -> Result<PathBuf> {
 
 const FINE: &str = "all at once";
 const WIRE_BOUND: &str = "wire_bound";
+const MODEL: &str = "model";
 const COARSE: &str = "one after the other";
 const ASKED: &str = "one after the other, less 85 % of what there is to gain";
 

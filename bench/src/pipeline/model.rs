@@ -1,0 +1,184 @@
+//! How long a message takes through stations that work at the same time (E-UDP §4.4).
+//!
+//! A message is cut into chunks. Station i takes a chunk when the station before it gave it away and when its own last chunk is done:
+//!
+//! ```text
+//! f(i, j) = max(f(i−1, j), f(i, j−1)) + w_i + b_i θ_j, and + a_i for a message's first chunk
+//! ```
+//!
+//! Stations that share a core take turns on it. No I/O, no clock.
+
+/// What a station costs, in nanoseconds. Packets are of one length: what each costs is part of the byte's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub(super) struct Station {
+    pub(super) message_ns: f64,
+    pub(super) window_ns: f64,
+    pub(super) byte_ns: f64,
+    /// Stations with the same number never work at the same time.
+    pub(super) core: usize,
+}
+
+impl Station {
+    /// What so much work takes alone.
+    pub(super) fn alone_ns(&self, windows: u64, bytes: u64) -> f64 {
+        self.message_ns + self.window_ns * windows as f64 + self.byte_ns * bytes as f64
+    }
+}
+
+/// What a station takes at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Chunk {
+    pub(super) bytes: u64,
+    /// Of a message.
+    pub(super) is_first: bool,
+}
+
+/// A message in chunks of `grain` bytes; the last one is shorter.
+pub(super) fn chunks(len: u64, grain: u64) -> Vec<Chunk> {
+    let starts = (0..len).step_by(grain as usize);
+    let chunk = |start| Chunk {
+        bytes: grain.min(len - start),
+        is_first: start == 0,
+    };
+    starts.map(chunk).collect()
+}
+
+/// When the last station has done the last chunk. Of two stations that could use a core, the one goes first that could do so earlier, then
+/// the later station.
+pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
+    let cores = stations.iter().map(|station| station.core + 1).max().unwrap_or(0);
+    let mut free_ns = vec![0f64; cores];
+    let mut done_ns = vec![Vec::with_capacity(chunks.len()); stations.len()];
+    loop {
+        // When each station could begin with its next chunk, if that is there.
+        let ready = (0..stations.len()).rev().filter_map(|i| {
+            let j = done_ns[i].len();
+            let come_ns = match i {
+                0 => (j < chunks.len()).then_some(0.0),
+                _ => done_ns[i - 1].get(j).copied(),
+            }?;
+            let last_ns = done_ns[i].last().copied().unwrap_or(0.0);
+            let ready_ns = f64::max(come_ns, last_ns);
+            Some((ready_ns.max(free_ns[stations[i].core]), ready_ns, i, j))
+        });
+        let next = ready.min_by(|a, b| (a.0, a.1).partial_cmp(&(b.0, b.1)).expect("costs are numbers"));
+        let Some((begins_ns, _, i, j)) = next else {
+            return done_ns
+                .last()
+                .and_then(|done| done.last().copied())
+                .unwrap_or(0.0);
+        };
+        let (station, chunk) = (stations[i], chunks[j]);
+        let first_ns = if chunk.is_first { station.message_ns } else { 0.0 };
+        let ends_ns = begins_ns + first_ns + station.window_ns + station.byte_ns * chunk.bytes as f64;
+        free_ns[station.core] = ends_ns;
+        done_ns[i].push(ends_ns);
+    }
+}
+
+/// How long one message takes, cut into chunks of `grain` bytes.
+pub(super) fn latency_ns(stations: &[Station], len: u64, grain: u64) -> f64 {
+    finished_ns(stations, &chunks(len, grain))
+}
+
+/// How long each of many such messages takes, whatever the grain of their overlap (equations 2 and 4): as long as the busiest core.
+pub(super) fn period_ns(stations: &[Station], len: u64, grain: u64) -> f64 {
+    let mut busy_ns = vec![0f64; stations.iter().map(|station| station.core + 1).max().unwrap_or(0)];
+    for station in stations {
+        busy_ns[station.core] += station.alone_ns(len.div_ceil(grain), len);
+    }
+    busy_ns.into_iter().fold(0.0, f64::max)
+}
+
+/// What a station took for all of a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub(super) windows: u64,
+    pub(super) bytes: u64,
+    pub(super) took_ns: f64,
+}
+
+/// Relative errors beyond this one count linearly (Huber).
+const HUBER: f64 = 0.05;
+
+/// Huber's loss of a relative error.
+pub(super) fn loss(error: f64) -> f64 {
+    match error.abs() {
+        small if small <= HUBER => small * small / 2.0,
+        large => HUBER * (large - HUBER / 2.0),
+    }
+}
+
+/// The costs, none below 0, that explain what was taken: least squares of relative errors with Huber's loss, by weights that are found anew.
+pub(super) fn fit(points: &[Point], core: usize) -> Station {
+    let row = |point: &Point| [1.0, point.windows as f64, point.bytes as f64].map(|x| x / point.took_ns);
+    let rows: Vec<_> = points
+        .iter()
+        .filter(|point| point.took_ns > 0.0)
+        .map(row)
+        .collect();
+    let mut used = [true; 3];
+    let mut costs = [0.0; 3];
+    loop {
+        let mut weights = vec![1.0; rows.len()];
+        for _ in 0..50 {
+            costs = weighted(&rows, &weights, used);
+            for (weight, row) in weights.iter_mut().zip(&rows) {
+                let error = (row.iter().zip(costs).map(|(x, cost)| x * cost).sum::<f64>() - 1.0).abs();
+                *weight = if error <= HUBER { 1.0 } else { HUBER / error };
+            }
+        }
+        let least = (0..3)
+            .min_by(|&a, &b| costs[a].total_cmp(&costs[b]))
+            .expect("three");
+        if costs[least] >= 0.0 {
+            let [message_ns, window_ns, byte_ns] = costs;
+            return Station {
+                message_ns,
+                window_ns,
+                byte_ns,
+                core,
+            };
+        }
+        used[least] = false;
+    }
+}
+
+/// The costs with the least sum of squares of `row · costs − 1`, those aside 0: normal equations, each column at its own scale, by elimination.
+fn weighted(rows: &[[f64; 3]], weights: &[f64], used: [bool; 3]) -> [f64; 3] {
+    let scale: [f64; 3] = std::array::from_fn(|i| {
+        let most = rows.iter().map(|row| row[i]).fold(0.0, f64::max);
+        if most > 0.0 { most } else { 1.0 }
+    });
+    let mut system = [[0.0; 4]; 3];
+    for (row, weight) in rows.iter().zip(weights) {
+        for i in 0..3 {
+            for j in 0..3 {
+                system[i][j] += weight * row[i] / scale[i] * row[j] / scale[j];
+            }
+            system[i][3] += weight * row[i] / scale[i];
+        }
+    }
+    for i in 0..3 {
+        if !used[i] {
+            (0..3).for_each(|other| system[other][i] = 0.0);
+            system[i] = [0.0; 4];
+        }
+        // Columns that say the same have the last one be 0.
+        if system[i][i] < 1e-9 {
+            system[i] = [0.0; 4];
+            system[i][i] = 1.0;
+        }
+        for other in 0..3 {
+            if other != i {
+                let times = system[other][i] / system[i][i];
+                (0..4).for_each(|j| system[other][j] -= times * system[i][j]);
+            }
+        }
+    }
+    std::array::from_fn(|i| system[i][3] / system[i][i] / scale[i])
+}
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;
