@@ -19,16 +19,27 @@ pub struct Ends {
     does: Does,
     /// Of the near and of the far end.
     seconds: [f64; 2],
+    /// Bits of a stream, or round trips, a second at most.
+    rate: Option<f64>,
     options: [String; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Does {
     Stream { warm_up: f64 },
+    RoundTrips { count: u32 },
     RoundTripsBeside { count: u32 },
 }
 
 impl Ends {
+    /// So many round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer than so many seconds.
+    pub fn round_trips(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
+        Ends {
+            does: Does::RoundTrips { count },
+            ..Ends::stream(transport, size, [0.0, seconds])
+        }
+    }
+
     /// So many round trips of 64 bytes beside a stream of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
     /// than so many seconds.
     pub fn round_trips_beside(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
@@ -47,6 +58,7 @@ impl Ends {
             mode: "auto",
             does: Does::Stream { warm_up },
             seconds: [seconds; 2],
+            rate: None,
             options: [String::new(), String::new()],
         }
     }
@@ -55,6 +67,13 @@ impl Ends {
     #[must_use]
     pub fn sending(mut self, seconds: f64) -> Ends {
         self.seconds[0] = seconds;
+        self
+    }
+
+    /// Payload bits of a stream, or round trips, a second; else as many as go.
+    #[must_use]
+    pub fn rate(mut self, rate: f64) -> Ends {
+        self.rate = Some(rate);
         self
     }
 
@@ -83,13 +102,16 @@ impl Ends {
     }
 
     fn words(&self, side: &str, at: usize) -> Vec<String> {
-        let seconds = self.seconds[at];
+        let (seconds, rate) = (self.seconds[at], self.rate);
         let task = match self.does {
             Does::Stream { warm_up } => {
-                json!({"stream": {"warm_up": warm_up, "seconds": seconds, "rate": null, "spare": false}})
+                json!({"stream": {"warm_up": warm_up, "seconds": seconds, "rate": rate, "spare": false}})
+            }
+            Does::RoundTrips { count } => {
+                json!({"round-trips": {"count": count, "seconds": seconds, "rate": rate}})
             }
             Does::RoundTripsBeside { count } => {
-                json!({"round-trips-under-load": {"count": count, "seconds": seconds}})
+                json!({"round-trips-under-load": {"count": count, "seconds": seconds, "rate": rate}})
             }
         };
         let mut words = end(side, &spec(&self.transport, task, self.size, PORT, self.mode));

@@ -462,7 +462,7 @@ fn took_mode(outcome: &Outcome, asked: Mode) -> Result<(), Failure> {
 
 fn port(transport: Transport) -> u16 {
     match transport {
-        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => lm_dataplane::DEFAULT_PORT,
+        transport if transport.is_lm() => lm_dataplane::DEFAULT_PORT,
         _ => PORT,
     }
 }
@@ -488,7 +488,11 @@ fn task(what: What, extent: Extent) -> Task {
             seconds,
             rate: extent.rate,
         },
-        What::LatencyUnderLoad => Task::RoundTripsUnderLoad { count, seconds },
+        What::LatencyUnderLoad => Task::RoundTripsUnderLoad {
+            count,
+            seconds,
+            rate: None,
+        },
         What::Throughput | What::Cpu => Task::Stream {
             warm_up: extent.warm_up,
             seconds,

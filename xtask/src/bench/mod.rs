@@ -29,7 +29,7 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-pub use rt::{table_4, table_4_smoothed, under_tcp};
+pub use rt::{sizes, table_4, table_4_smoothed, under_tcp};
 pub use target::Target;
 
 use crate::bed::{Bed, BedConfig};
@@ -106,6 +106,8 @@ pub enum Unit {
     GbitPerSecond,
     /// The same for less of it.
     MbitPerSecond,
+    /// A length.
+    Bytes,
     /// An amount of memory: less is better.
     Mebibytes,
     /// Frames of full length.
@@ -125,6 +127,7 @@ impl Unit {
         match self {
             Unit::GbitPerSecond => "Gbit/s",
             Unit::MbitPerSecond => "Mbit/s",
+            Unit::Bytes => "B",
             Unit::Mebibytes => "MiB",
             Unit::FramesPerSecond => "frames/s",
             Unit::Microseconds => "µs",

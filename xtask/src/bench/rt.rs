@@ -7,7 +7,11 @@
 //! the sender, which woke up too late. All of these are counted, and a run whose counts do not add up is refused.
 //!
 //! **b**, figure 9: round trips beside a TCP stream that takes most of a slow link ([`under_tcp`]).
+//!
+//! **a**, figures 7 and 8: round trips and bandwidth by size, beside kernel UDP's ([`sizes`]), and beside a stream of the same endpoint ([`beside`]).
 
+mod beside;
+mod sizes;
 mod under_tcp;
 
 use std::time::Duration;
@@ -24,16 +28,20 @@ use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, RealTime, Timetable};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
+pub use sizes::sizes;
 pub use under_tcp::under_tcp;
 
-/// Real-time datagrams beside others on a slow port of a switch: table 4 and figure 9 of SS-RTUDP.
+/// Real-time messages, and what stands in their way: figures 7 to 9 and table 4 of SS-RTUDP.
 ///
+/// Figures 7 and 8 (`--only a_`): round trips and bandwidth of 4 to 65,436 bytes beside kernel UDP's, on a veth pair and on links of 500 and
+/// 100 Mbit/s (`--only sizes`), and round trips beside a stream of the same endpoint (`--only beside`).
 /// Figure 9 (`--only under_tcp`): round trips of 64 bytes beside a TCP stream, cubic's and BBR's, that takes most of a link of 100 and of
 /// 500 Mbit/s: of LM with its smoother, of the kernel's UDP marked EF, and of the same with TCP in a class of HTB; beside what each takes
-/// alone, and what waking up takes (cyclictest). Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400 real-time datagrams a second,
-/// one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its laws, and with others held to
-/// their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost by the port's measured rate.
-/// Leave the machine alone meanwhile.
+/// alone, and what waking up takes (cyclictest).
+/// Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400
+/// real-time datagrams a second, one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its
+/// laws, and with others held to their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost
+/// by the port's measured rate. Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -101,6 +109,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
     let mut all = vec![table_4(LINK, seconds), table_4_smoothed(LINK, seconds)];
     all.extend(under_tcp::all());
+    all.extend(sizes::all());
+    all.push(beside::comparison());
     all
 }
 

@@ -461,6 +461,7 @@ mod tests {
             task: Task::RoundTripsUnderLoad {
                 count: 1,
                 seconds: 1.0,
+                rate: None,
             },
             size,
             address: "127.0.0.1:1".parse().unwrap(),

@@ -11,6 +11,7 @@ mod polling;
 #[cfg(feature = "peers")]
 mod quic;
 mod real_time;
+mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
 mod sys;
 mod tcp;
@@ -45,6 +46,8 @@ pub(crate) enum Transport {
     LmNoIntegrity,
     /// LM that sleeps when there is nothing to do.
     LmSleeping,
+    /// LM's real-time sockets, never asleep.
+    RealTime,
     /// Kernel UDP, a system call for each datagram, asleep while there is none.
     UdpBlocking,
     /// Kernel UDP, a system call for each datagram, never asleep.
@@ -64,6 +67,16 @@ pub(crate) enum Transport {
     /// QUIC.
     #[cfg(feature = "peers")]
     Quic,
+}
+
+impl Transport {
+    /// Whether messages pass an endpoint.
+    pub(crate) const fn is_lm(self) -> bool {
+        matches!(
+            self,
+            Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::RealTime
+        )
+    }
 }
 
 /// What an end does.
@@ -96,6 +109,9 @@ pub(crate) enum Task {
         count: u64,
         /// Fewer when they take longer than this.
         seconds: f64,
+        /// LM's: so many a second, sent by the clock; each is measured from the time it was due.
+        #[serde(default)]
+        rate: Option<f64>,
     },
     /// Datagrams one way, by the clock; of the kernel's UDP alone.
     Timetable(Timetable),
@@ -285,13 +301,11 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
                 }
             }
         }
-        Task::RoundTripsUnderLoad { count, seconds } => match (spec.transport, args.side) {
-            (Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping, Side::Near) => {
-                under_load::lm_ask(args, &spec, count, seconds)?
+        Task::RoundTripsUnderLoad { count, seconds, rate } => match (spec.transport, args.side) {
+            (_, Side::Near) if spec.transport.is_lm() => {
+                under_load::lm_ask(args, &spec, count, seconds, rate)?
             }
-            (Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping, Side::Far) => {
-                under_load::lm_answer(args, &spec, ready)?
-            }
+            (_, Side::Far) if spec.transport.is_lm() => under_load::lm_answer(args, &spec, ready)?,
             (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
             (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
         },
@@ -318,6 +332,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
             Box::new(lm::Lm::open(args, spec, ready)?)
         }
+        Transport::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
         Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
             Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)

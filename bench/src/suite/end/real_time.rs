@@ -18,7 +18,7 @@ use crate::cli::{Failure, chain};
 use crate::histogram::LatencyHistogram;
 
 /// Number of the socket at the far end.
-const PORT: u16 = 1;
+pub(super) const PORT: u16 = 1;
 /// Messages that wait at most: those of a stall of this machine.
 const KEEP: usize = 1024;
 /// What the kernel's packets that wait in this host have to leave it in.
@@ -136,7 +136,7 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
             "the kernel's traffic does not follow the smoother; see the warning above",
         ));
     }
-    connect(&mut endpoint, &mut socket, spec.address)?;
+    introduce(&mut endpoint, &mut socket, spec.address)?;
     let mut payload = vec![0x5a; (spec.size as usize).clamp(STAMP_LEN, socket.payload_max())];
     let mut round_trips = LatencyHistogram::new();
     let mut credits = Vec::with_capacity((timetable.seconds * timetable.rate) as usize);
@@ -188,7 +188,12 @@ fn take_answers(socket: &mut RtSocket, round_trips: &mut LatencyHistogram) {
     }
 }
 
-fn connect(endpoint: &mut Endpoint, socket: &mut RtSocket, to: SocketAddrV4) -> Result<(), Failure> {
+/// Has a socket send to the one at the far end, which knows this one from then on.
+pub(super) fn introduce(
+    endpoint: &mut Endpoint,
+    socket: &mut RtSocket,
+    to: SocketAddrV4,
+) -> Result<(), Failure> {
     let options = ConnectOptions {
         session: lm_dataplane::Session::Later,
         ..ConnectOptions::default()

@@ -384,6 +384,7 @@ mod tests {
             task: Task::RoundTripsUnderLoad {
                 count: 1,
                 seconds: 1.0,
+                rate: None,
             },
             size: 64,
             address: "127.0.0.1:0".parse().unwrap(),

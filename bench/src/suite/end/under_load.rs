@@ -1,17 +1,19 @@
 //! Round trips of 64 bytes beside a stream of long messages, both by one thread on each side: what becomes of small messages when much
 //! else is to be done.
 //!
-//! Near: whenever there is no round trip under way, begin one; hand over a long message if there is room; look for the answer. Far: take
-//! what comes, answer what is short. Both spin, or sleep where they are told to. UDP has a socket for each of the two.
+//! Near: whenever there is no round trip under way, and one is due, begin one; hand over a long message if there is room; look for the answer.
+//! Far: take what comes, answer what is short. Both spin, or sleep where they are told to. LM's round trips are small messages, or messages of
+//! a real-time socket on the endpoint of the stream. UDP has a socket for each of the two.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendRegion};
+use lm_dataplane::{ConnectOptions, Endpoint, Message, PeerId, RecvError, SendRegion};
 
 use super::drive::{HandedOver, Outcome};
 use super::lm::{failed, try_loan};
+use super::socket::Socket;
 use super::udp::MAX_DATAGRAM;
 use super::{EndArgs, Spec, Transport, cut_number, read_number, write_number};
 use crate::cli::{Failure, chain};
@@ -24,7 +26,7 @@ const SHORT: usize = 64;
 const END: u64 = u64::MAX;
 /// Long messages that are handed over at least.
 const LONG_LEAST: u64 = 16;
-/// A UDP round trip without an answer for so long is begun again; its time goes on.
+/// A round trip of datagrams or real-time messages without an answer for so long is begun again; its time goes on.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Longest sleep.
 const STEP: Duration = Duration::from_millis(1);
@@ -36,11 +38,15 @@ struct Asking {
     histogram: LatencyHistogram,
     number: u64,
     since: Option<Instant>,
+    /// When it was asked for last.
+    asked: Instant,
     warm_up: u64,
     count: u64,
     until: Instant,
     /// Whether it sleeps when there is nothing to do.
     sleeps: bool,
+    /// When the next one is due, and how far apart they are; `None`: when the last one is answered.
+    due: Option<(Instant, Duration)>,
 }
 
 impl Asking {
@@ -49,11 +55,39 @@ impl Asking {
             histogram: LatencyHistogram::new(),
             number: 0,
             since: None,
+            asked: Instant::now(),
             warm_up: count / 10,
             count,
             until: Instant::now() + Duration::from_secs_f64(seconds),
             sleeps: false,
+            due: None,
         }
+    }
+
+    /// Whether the next round trip is due.
+    fn is_due(&self) -> bool {
+        self.since.is_none() && self.due.is_none_or(|(due, _)| due <= Instant::now())
+    }
+
+    /// Whether nobody repeats what was lost, perhaps, but who asked.
+    fn is_unanswered(&self) -> bool {
+        self.since.is_some() && self.asked.elapsed() > AGAIN
+    }
+
+    /// One was asked for, for the first time or again.
+    fn has_asked(&mut self) {
+        self.asked = Instant::now();
+        if self.since.is_some() {
+            return;
+        }
+        self.since = Some(match &mut self.due {
+            Some((due, gap)) => {
+                let since = *due;
+                *due += *gap;
+                since
+            }
+            None => self.asked,
+        });
     }
 
     fn answered(&mut self, number: u64) {
@@ -117,40 +151,66 @@ impl Load {
     }
 }
 
-pub(super) fn lm_ask(args: &EndArgs, spec: &Spec, count: u64, seconds: f64) -> Result<Outcome, Failure> {
+/// A socket for the round trips, if they are real-time.
+fn socket(endpoint: &mut Endpoint, spec: &Spec) -> Result<Option<Socket>, Failure> {
+    let is_real_time = spec.transport == Transport::RealTime;
+    is_real_time
+        .then(|| Socket::open(endpoint, spec, SHORT as u64))
+        .transpose()
+}
+
+pub(super) fn lm_ask(
+    args: &EndArgs,
+    spec: &Spec,
+    count: u64,
+    seconds: f64,
+    rate: Option<f64>,
+) -> Result<Outcome, Failure> {
     let in_flight = super::lm::in_flight(spec.size);
     let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
+    let mut socket = socket(&mut endpoint, spec)?;
     let options = ConnectOptions {
         max_message_len: spec.size,
         messages_in_flight: in_flight,
         ..ConnectOptions::default()
     };
     let peer = connect(&mut endpoint, spec.address, &options)?;
-    let asked = lm_ask_on(
-        &mut endpoint,
-        peer,
-        spec.size as usize,
-        Asking {
-            sleeps: spec.transport == Transport::LmSleeping,
-            ..Asking::new(count, seconds)
-        },
-    );
+    if let Some(socket) = &mut socket {
+        socket.connect(&mut endpoint, spec.address)?;
+    }
+    let asking = Asking {
+        sleeps: spec.transport == Transport::LmSleeping,
+        due: rate.map(|rate| (Instant::now(), Duration::from_secs_f64(1.0 / rate))),
+        ..Asking::new(count, seconds)
+    };
+    let asked = lm_ask_on(&mut endpoint, socket.as_mut(), peer, spec.size as usize, asking);
     let mut outcome = asked.map_err(|error| Failure::new(chain(&error)))?;
     outcome.handed_over = Some(HandedOver::by(&endpoint));
     Ok(outcome)
 }
 
-fn lm_ask_on(endpoint: &mut Endpoint, peer: PeerId, len: usize, mut asking: Asking) -> io::Result<Outcome> {
+fn lm_ask_on(
+    endpoint: &mut Endpoint,
+    mut socket: Option<&mut Socket>,
+    peer: PeerId,
+    len: usize,
+    mut asking: Asking,
+) -> io::Result<Outcome> {
     // What the endpoint would not take yet.
     let mut waiting: Option<(SendRegion, u64)> = None;
     let mut long = 0;
     while !asking.is_done(long) {
-        if asking.since.is_none() && waiting.is_none() {
-            let number = asking.number;
-            waiting = try_loan(endpoint, peer, SHORT, number)
-                .map_err(|error| failed(&error))?
-                .map(|region| (region, number));
-            asking.since = waiting.is_some().then(Instant::now);
+        let number = asking.number;
+        if let Some(socket) = &mut socket {
+            if (asking.is_due() || asking.is_unanswered()) && socket.try_send(SHORT, number)? {
+                asking.has_asked();
+            }
+        } else if waiting.is_none() && asking.is_due() {
+            let region = try_loan(endpoint, peer, SHORT, number).map_err(|error| failed(&error))?;
+            if let Some(region) = region {
+                waiting = Some((region, number));
+                asking.has_asked();
+            }
         }
         if waiting.is_none() {
             waiting = try_loan(endpoint, peer, len, long)
@@ -169,8 +229,13 @@ fn lm_ask_on(endpoint: &mut Endpoint, peer: PeerId, len: usize, mut asking: Aski
         if endpoint.poll() == 0 && asking.sleeps {
             endpoint.wait(STEP);
         }
+        while let Some(answer) = socket.as_mut().and_then(|socket| socket.receive()) {
+            asking.answered(read_number(&answer));
+        }
         loop {
             match endpoint.try_recv() {
+                // A socket's greeting.
+                Ok(Some(_)) if socket.is_some() => {}
                 Ok(Some(message)) => asking.answered(read_number(&message)),
                 Ok(None) => break,
                 Err(RecvError::Incomplete { .. }) => {}
@@ -195,11 +260,16 @@ fn lm_ask_on(endpoint: &mut Endpoint, peer: PeerId, len: usize, mut asking: Aski
 pub(super) fn lm_answer(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Outcome, Failure> {
     let in_flight = super::lm::in_flight(spec.size);
     let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
+    let mut socket = socket(&mut endpoint, spec)?;
     ready();
     let mut load = Load::default();
     let mut silence = None;
     loop {
-        let message = match endpoint.recv(silence) {
+        let received = match &mut socket {
+            Some(socket) => receive_beside(&mut endpoint, socket, silence)?,
+            None => endpoint.recv(silence),
+        };
+        let message = match received {
             Ok(message) => message,
             Err(RecvError::Incomplete { .. }) => continue,
             Err(error) => return Err(Failure::new(chain(&error))),
@@ -218,6 +288,34 @@ pub(super) fn lm_answer(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Re
     }
 }
 
+/// As [`Endpoint::recv`], while real-time messages are answered.
+fn receive_beside(
+    endpoint: &mut Endpoint,
+    socket: &mut Socket,
+    silence: Option<Duration>,
+) -> Result<Result<Message, RecvError>, Failure> {
+    let until = silence.map(|silence| Instant::now() + silence);
+    loop {
+        endpoint.poll();
+        let failed = |error: io::Error| Failure::new(chain(&error));
+        while let Some(question) = socket.receive_to_answer(endpoint).map_err(failed)? {
+            // It leaves in the next round; one for which there is no room is lost like any other.
+            let number = read_number(&question);
+            let _ = socket.try_send(question.len(), number).map_err(failed)?;
+        }
+        if let Some(message) = endpoint.try_recv().transpose() {
+            // A socket's greeting is empty.
+            if message.as_ref().is_ok_and(|message| message.is_empty()) {
+                continue;
+            }
+            return Ok(message);
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(Err(RecvError::TimedOut));
+        }
+    }
+}
+
 pub(super) fn udp_ask(spec: &Spec, count: u64, seconds: f64) -> io::Result<Outcome> {
     let [long, short] = [0, 1].map(|above| -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -230,13 +328,11 @@ pub(super) fn udp_ask(spec: &Spec, count: u64, seconds: f64) -> io::Result<Outco
     let mut question = [0x5a; SHORT];
     let mut answer = [0; SHORT];
     let message = vec![0x5a; spec.size.min(MAX_DATAGRAM) as usize];
-    let mut asked = Instant::now();
     let mut sent = 0;
     while !asking.is_done(sent) {
-        if asking.since.is_none() || asked.elapsed() > AGAIN {
+        if asking.is_due() || asking.is_unanswered() {
             write_number(&mut question, asking.number);
-            asked = Instant::now();
-            asking.since.get_or_insert(asked);
+            asking.has_asked();
             not_now(short.send(&question))?;
         }
         sent += u64::from(not_now(long.send(&message))?.is_some());

@@ -1,0 +1,233 @@
+//! LM's real-time sockets as an [`End`]: never asleep, endpoint and socket on one thread. Nothing holds their messages back, and none waits for
+//! the other host: a stream hands over as many as leave.
+
+use std::time::Instant;
+use std::{io, net::SocketAddrV4};
+
+use lm_dataplane::{Endpoint, PeerId, RecvError};
+use lm_realtime::{Blocks, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig, monotonic};
+
+use super::lm::failed;
+use super::real_time::{PORT, introduce};
+use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, read_number, write_number};
+use crate::cli::{Failure, chain};
+
+/// Bytes that are handed over and have not left, at most, and of how many messages.
+const TOGETHER: u64 = 1 << 20;
+const KEEP: (u64, u64) = (16, 256);
+/// Frames for what the device has: as many as the longest message takes.
+const FRAMES: u32 = 47;
+/// The longest message, of a block of 16 pages, and those of shorter blocks.
+const LENGTHS_MAX: [u64; 4] = [3996, 16_284, 32_668, 65_436];
+
+/// A socket, and what it has handed over.
+pub(super) struct Socket {
+    /// What it is of.
+    _real_time: RealTime,
+    socket: RtSocket,
+    keep: u64,
+    handed_over: u64,
+    /// Of these, what does not wait to leave any more, when that was asked last.
+    over: u64,
+    /// Whom the far end answers.
+    answered: Option<PeerId>,
+    payload: Vec<u8>,
+}
+
+impl Socket {
+    /// One for messages of `len` bytes.
+    pub(super) fn open(endpoint: &mut Endpoint, spec: &Spec, len: u64) -> Result<Socket, Failure> {
+        let failed = |error: &dyn std::error::Error| Failure::new(chain(error));
+        let keep = (TOGETHER / len.max(1)).clamp(KEEP.0, KEEP.1);
+        let blocks = match len.saturating_add(HEADERS_LEN) > spec.mtu.into() {
+            true => blocks(len, keep as u32 + 2),
+            false => Blocks::default(),
+        };
+        let config = SocketConfig {
+            keep: keep as usize,
+            frames: FRAMES,
+            blocks,
+            drops_late: false,
+            same_host: true,
+            period: None,
+        };
+        let real_time = RealTime::new(endpoint, None, monotonic).map_err(|error| failed(&error))?;
+        let socket = (real_time.socket(endpoint, PORT, &config)).map_err(|error| failed(&error))?;
+        if len > socket.payload_max() as u64 {
+            return Err(Failure::new(format!(
+                "a real-time message has at most {} bytes",
+                LENGTHS_MAX[LENGTHS_MAX.len() - 1]
+            )));
+        }
+        Ok(Socket {
+            _real_time: real_time,
+            socket,
+            keep,
+            handed_over: 0,
+            over: 0,
+            answered: None,
+            payload: vec![0x5a; len as usize],
+        })
+    }
+
+    /// Sends to the far end's socket from now on.
+    pub(super) fn connect(&mut self, endpoint: &mut Endpoint, to: SocketAddrV4) -> Result<(), Failure> {
+        introduce(endpoint, &mut self.socket, to)
+    }
+
+    /// Hands over a message of `len` bytes that begins with its number; `false`: others have to leave before.
+    pub(super) fn try_send(&mut self, len: usize, number: u64) -> io::Result<bool> {
+        if self.handed_over - self.over >= self.keep {
+            let statistics = self.socket.statistics();
+            self.over = statistics.sent + statistics.superseded;
+            if self.handed_over - self.over >= self.keep {
+                return Ok(false);
+            }
+        }
+        let payload = &mut self.payload[..len];
+        write_number(payload, number);
+        let sent = self.socket.send(payload, SendOptions::default());
+        sent.map_err(|error| failed(&error))?;
+        self.handed_over += 1;
+        Ok(true)
+    }
+
+    /// The next message that came.
+    pub(super) fn receive(&mut self) -> Option<RtMessage> {
+        self.socket.recv()
+    }
+
+    /// The next message that came; the far end answers its sender from now on.
+    pub(super) fn receive_to_answer(&mut self, endpoint: &mut Endpoint) -> io::Result<Option<RtMessage>> {
+        let message = self.socket.recv();
+        if let Some(from) = message.as_ref().map(|message| message.info().from)
+            && self.answered != Some(from)
+        {
+            (self.socket.connect(endpoint, from, PORT)).map_err(|error| failed(&error))?;
+            self.answered = Some(from);
+        }
+        Ok(message)
+    }
+}
+
+/// Headers, digest and what else a packet has beside the payload.
+const HEADERS_LEN: u64 = 84;
+
+/// So many blocks of the shortest kind that takes the message.
+fn blocks(len: u64, count: u32) -> Blocks {
+    let mut blocks = Blocks::default();
+    match LENGTHS_MAX.partition_point(|most| *most < len) {
+        0 => blocks.of_1 = count,
+        1 => blocks.of_4 = count,
+        2 => blocks.of_8 = count,
+        _ => blocks.of_16 = count,
+    }
+    blocks
+}
+
+/// One endpoint and its socket.
+pub(super) struct RealTimeEnd {
+    endpoint: Endpoint,
+    socket: Socket,
+    is_near: bool,
+    /// Nothing more is waited for from then on.
+    until: Option<Instant>,
+}
+
+impl RealTimeEnd {
+    pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<RealTimeEnd, Failure> {
+        let mut endpoint = super::lm::endpoint(args, spec, 1, 1)?;
+        let mut socket = Socket::open(&mut endpoint, spec, spec.size)?;
+        let is_near = args.side == Side::Near;
+        match is_near {
+            true => socket.connect(&mut endpoint, spec.address)?,
+            false => ready(),
+        }
+        // Who only receives answers nobody.
+        let answers = matches!(spec.task, Task::RoundTrips { .. });
+        Ok(RealTimeEnd {
+            endpoint,
+            socket,
+            is_near: is_near || !answers,
+            until: None,
+        })
+    }
+}
+
+impl End for RealTimeEnd {
+    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+        while !self.socket.try_send(len, number)? {
+            self.endpoint.poll();
+        }
+        Ok(())
+    }
+
+    /// What was handed over leaves in the next round.
+    fn flush(&mut self) -> io::Result<()> {
+        self.endpoint.poll();
+        Ok(())
+    }
+
+    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+        loop {
+            let message = match self.is_near {
+                true => self.socket.receive(),
+                false => self.socket.receive_to_answer(&mut self.endpoint)?,
+            };
+            if let Some(message) = message {
+                return Ok(Some(Arrival {
+                    from: 0,
+                    number: read_number(&message),
+                    bytes: message.len(),
+                    whole: true,
+                }));
+            }
+            if self.endpoint.poll() == 0 {
+                if self.until.is_some_and(|until| Instant::now() >= until) {
+                    return Ok(None);
+                }
+                std::hint::spin_loop();
+            }
+            // Greetings.
+            loop {
+                match self.endpoint.try_recv() {
+                    Ok(Some(_)) | Err(RecvError::Incomplete { .. }) => {}
+                    Ok(None) => break,
+                    Err(error) => return Err(failed(&error)),
+                }
+            }
+        }
+    }
+
+    fn end_soon(&mut self) -> io::Result<()> {
+        self.until = Some(Instant::now() + SILENCE);
+        Ok(())
+    }
+
+    fn wait_until(&mut self, time: Instant) {
+        while Instant::now() < time {
+            self.endpoint.poll();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_the_shortest_block_that_takes_it() {
+        let of = |len| blocks(len, 3);
+        let some = |of_1, of_4, of_8, of_16| Blocks {
+            of_1,
+            of_4,
+            of_8,
+            of_16,
+        };
+        assert_eq!(of(1500), some(3, 0, 0, 0));
+        assert_eq!(of(3996), some(3, 0, 0, 0));
+        assert_eq!(of(3997), some(0, 3, 0, 0));
+        assert_eq!(of(32_668), some(0, 0, 3, 0));
+        assert_eq!(of(65_436), some(0, 0, 0, 3));
+    }
+}
