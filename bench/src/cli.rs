@@ -265,7 +265,7 @@ pub fn parse_depth(text: &str) -> Result<Depth, String> {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
         .parse::<f64>()
         .ok()

@@ -45,7 +45,7 @@ enum Program {
     Compare(suite::MeasureArgs),
     /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
     Report(page::ReportArgs),
-    /// Real time: what of this host spoils it
+    /// Real time: what of this host spoils it, and how late messages are
     #[command(subcommand)]
     Rt(RealTime),
     /// One end of a measurement; the commands above start it
@@ -72,6 +72,7 @@ enum Program {
 enum RealTime {
     /// Say what of this host spoils real time, each with its remedy; 1: something does
     Doctor(doctor::DoctorArgs),
+    Cycle(suite::CycleArgs),
 }
 
 fn main() -> ExitCode {
@@ -97,6 +98,7 @@ impl Program {
                 | Program::Cpu(_)
                 | Program::Limit(_)
                 | Program::Compare(_)
+                | Program::Rt(RealTime::Cycle(_))
         )
     }
 }
@@ -117,6 +119,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Model => print(&pipeline::predict::run()?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
+        Program::Rt(RealTime::Cycle(args)) => suite::cycle(&args, ready, print)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {
             let interrupt =

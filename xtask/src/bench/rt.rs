@@ -9,8 +9,11 @@
 //! **b**, figure 9: round trips beside a TCP stream that takes most of a slow link ([`under_tcp`]).
 //!
 //! **a**, figures 7 and 8: round trips and bandwidth by size, beside kernel UDP's ([`sizes`]), and beside a stream of the same endpoint ([`beside`]).
+//!
+//! **e**: how late a message each millisecond is, beside what waking up takes ([`cycle`]).
 
 mod beside;
+mod cycle;
 mod sizes;
 mod under_tcp;
 
@@ -31,7 +34,7 @@ use crate::workspace::Programs;
 pub use sizes::sizes;
 pub use under_tcp::under_tcp;
 
-/// Real-time messages, and what stands in their way: figures 7 to 9 and table 4 of SS-RTUDP.
+/// Real-time messages, and what stands in their way: figures 7 to 9 and table 4 of SS-RTUDP, and a cycle test.
 ///
 /// Figures 7 and 8 (`--only a_`): round trips and bandwidth of 4 to 65,436 bytes beside kernel UDP's, on a veth pair and on links of 500 and
 /// 100 Mbit/s (`--only sizes`), and round trips beside a stream of the same endpoint (`--only beside`).
@@ -41,12 +44,14 @@ pub use under_tcp::under_tcp;
 /// Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400
 /// real-time datagrams a second, one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its
 /// laws, and with others held to their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost
-/// by the port's measured rate. Leave the machine alone meanwhile.
+/// by the port's measured rate.
+/// The cycle test (`--only cycle`): how late a message each millisecond is, and why the slowest was, beside cyclictest in the same seconds.
+/// Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     rounds: Rounds,
-    /// Runs as long as the paper's: 300 s instead of 30.
+    /// Runs of table 4 as long as the paper's, 300 s instead of 30, and cycle tests of 600 s instead of 60.
     #[arg(long)]
     full: bool,
 }
@@ -58,6 +63,8 @@ const BUFFER_FRAMES: u32 = 32;
 /// How long a run is, and how long the paper's were.
 pub(super) const SECONDS: f64 = 30.0;
 const FULL_SECONDS: f64 = 300.0;
+/// A cycle test takes twice as long: 10 minutes in full.
+const CYCLE_PART: f64 = 2.0;
 /// Payload of a datagram that fills a packet of 1500 bytes; on the wire 1538.
 const PAYLOAD_LEN: u64 = 1472;
 /// What is asked: more than this part of the real-time datagrams is lost without a smoother.
@@ -102,7 +109,7 @@ const CLASSES: [Class; 2] = [
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
-    arguments.rounds.measure("rt", tables(seconds), |_| ())
+    arguments.rounds.measure("rt", tables(seconds), cycle::remarks)
 }
 
 /// All of them at the paper's rate.
@@ -111,6 +118,7 @@ pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
     all.extend(under_tcp::all());
     all.extend(sizes::all());
     all.push(beside::comparison());
+    all.extend(cycle::all(CYCLE_PART * seconds));
     all
 }
 

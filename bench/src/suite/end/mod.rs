@@ -4,6 +4,7 @@
 //! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*. Datagrams by a timetable
 //! ([`timetable`], [`real_time`]) are told of where they were lost.
 
+mod cycle;
 mod drive;
 mod lm;
 mod meter;
@@ -27,6 +28,7 @@ use std::time::Instant;
 use lm_dataplane::Depth;
 use serde::{Deserialize, Serialize};
 
+pub use cycle::{CycleArgs, Cycles, cycle};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::{Counted, Counts, Meter, Metered};

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timetable::{Offered, STAMP_LEN, Timetable, now_ns, stamp_of};
 use super::{EndArgs, Outcome, SILENCE, Spec};
-use crate::cli::{Failure, chain};
+use crate::cli::{Failure, Mode, chain};
 use crate::histogram::LatencyHistogram;
 
 /// Number of the socket at the far end.
@@ -67,12 +67,12 @@ pub(crate) struct Smoothed {
 }
 
 /// An endpoint where nothing lands: what comes, comes by the general channel.
-fn open(args: &EndArgs, spec: &Spec, port: u16) -> Result<Endpoint, Failure> {
+pub(super) fn open(interface: &str, mode: Mode, port: u16) -> Result<Endpoint, Failure> {
     let config = EndpointConfig {
-        interface: args.interface.clone(),
+        interface: interface.to_owned(),
         port,
         link: LinkConfig {
-            mode: spec.mode.into(),
+            mode: mode.into(),
             ..LinkConfig::default()
         },
         memory: MemoryConfig {
@@ -117,7 +117,7 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     let timetable = sending.timetable;
     let system = |error: io::Error| failed(&error);
     timetable.check().map_err(system)?;
-    let mut endpoint = open(args, spec, 0)?;
+    let mut endpoint = open(&args.interface, spec.mode, 0)?;
     let parameters = sending.smoother.map(|smoothing| {
         let frame_len = (endpoint.status().device().mtu + ETHERNET_LEN) as u16;
         Parameters {
@@ -229,7 +229,7 @@ pub(super) fn receive(
 ) -> Result<Outcome, Failure> {
     let timetable = sending.timetable;
     timetable.check().map_err(|error| failed(&error))?;
-    let mut endpoint = open(args, spec, spec.address.port())?;
+    let mut endpoint = open(&args.interface, spec.mode, spec.address.port())?;
     let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
     let mut socket = socket(&mut endpoint, &real_time, spec)?;
     ready();

@@ -372,13 +372,7 @@ impl Case {
     /// How late programs wake up on both cores.
     fn waking(&self, bed: &Bed, begins_ns: u64) -> Result<Value> {
         std::thread::sleep(Duration::from_nanos(begins_ns.saturating_sub(now_ns())));
-        let [one, other] = two_cores();
-        let most = WAKING_MOST_US;
-        let words = format!(
-            "--quiet --mlockall --interval=1000 --threads=2 --affinity={one},{other} --histogram={most} --duration={}",
-            self.seconds.ceil()
-        );
-        let program = Launch::new("cyclictest").args(words.split(' ')).goes_first();
+        let program = cyclictest(self.seconds).goes_first();
         let running = bed.left().spawn(program).context("install rt-tests")?;
         let times = wake_ups(&running.finish()?.stdout);
         let quantile = |part| Quantile::of(&times, part).map(|found| found.value);
@@ -386,8 +380,18 @@ impl Case {
     }
 }
 
+/// Looks each millisecond, on both cores, how late it wakes up.
+pub(super) fn cyclictest(seconds: f64) -> Launch {
+    let [one, other] = two_cores();
+    let words = format!(
+        "--quiet --mlockall --interval=1000 --threads=2 --affinity={one},{other} --histogram={WAKING_MOST_US} --duration={}",
+        seconds.ceil()
+    );
+    Launch::new("cyclictest").args(words.split(' '))
+}
+
 /// In microseconds, shortest first, of what `cyclictest` prints: lines of a time, and of how many wake-ups of each thread were so late.
-fn wake_ups(printed: &str) -> Vec<f64> {
+pub(super) fn wake_ups(printed: &str) -> Vec<f64> {
     let mut all = Vec::new();
     for line in printed.lines().filter(|line| !line.starts_with('#')) {
         let mut numbers = line.split_whitespace().map_while(|word| word.parse::<u64>().ok());
