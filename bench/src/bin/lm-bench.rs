@@ -45,7 +45,7 @@ enum Program {
     Compare(suite::MeasureArgs),
     /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
     Report(page::ReportArgs),
-    /// Real time: what of this host spoils it, and how late messages are
+    /// Real time: what of this host spoils it, how late messages are, what the smoother does
     #[command(subcommand)]
     Rt(RealTime),
     /// One end of a measurement; the commands above start it
@@ -73,6 +73,7 @@ enum RealTime {
     /// Say what of this host spoils real time, each with its remedy; 1: something does
     Doctor(doctor::DoctorArgs),
     Cycle(suite::CycleArgs),
+    Smoothing(page::SmoothingArgs),
 }
 
 fn main() -> ExitCode {
@@ -120,6 +121,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Rt(RealTime::Cycle(args)) => suite::cycle(&args, ready, print)?,
+        Program::Rt(RealTime::Smoothing(args)) => page::smoothing(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {
             let interrupt =

@@ -1,12 +1,13 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
-//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts.
+//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts. `smoothing` draws what was not measured.
 
 mod figures;
 mod input;
 mod plot;
 mod ratios;
 mod sections;
+mod smoothing;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use clap::Args;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use self::input::Input;
+pub use self::smoothing::{SmoothingArgs, smoothing};
 use crate::cli::Failure;
 use crate::files;
 
@@ -58,6 +60,22 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 fn page(input: &Input) -> Markup {
     let groups = figures::groups(&input.reports);
+    document(
+        "lm-bench report",
+        html! {
+            (sections::header(input))
+            main {
+                (ratios::section(&input.reports))
+                @for group in &groups { (sections::group(group)) }
+                (sections::systems(&input.reports))
+                (sections::beds(input))
+            }
+        },
+    )
+}
+
+/// A page that needs nothing else.
+fn document(title: &str, body: Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -65,18 +83,10 @@ fn page(input: &Input) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "lm-bench report" }
+                title { (title) }
                 style { (PreEscaped(include_str!("style.css"))) }
             }
-            body {
-                (sections::header(input))
-                main {
-                    (ratios::section(&input.reports))
-                    @for group in &groups { (sections::group(group)) }
-                    (sections::systems(&input.reports))
-                    (sections::beds(input))
-                }
-            }
+            body { (body) }
         }
     }
 }
