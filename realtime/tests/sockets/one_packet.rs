@@ -61,11 +61,9 @@ fn messages_come_whole_or_are_counted_as_lost_beside_a_stream() {
             assert!(u64::from(sender.reported_whole) <= receiver.whole, "seed {seed}");
             // The last report may be lost: thirteen messages leave between two.
             assert!(sender.reported_whole > 70, "seed {seed}: {sender:?}");
-            assert_eq!(
-                (sender.refused_reports, receiver.refused_packets),
-                (0, 0),
-                "seed {seed}"
-            );
+            assert_eq!(receiver.refused_packets, 0, "seed {seed}");
+            // The wire repeats one in a hundred packets, and a report is taken once.
+            assert!(sender.refused_reports <= 3, "seed {seed}: {sender:?}");
             lost += receiver.lost;
         }
         assert!(

@@ -483,7 +483,7 @@ mod tests {
     fn clocks_of_two_hosts_are_told_apart() {
         for off in [-(3600 * 1_000_000_000_i64), 3600 * 1_000_000_000] {
             let [came, taken] =
-                [1030_000, 1032_000].map(|time: i64| (time + off + 3601 * 1_000_000_000) as u64);
+                [1_030_000, 1_032_000].map(|time: i64| (time + off + 3601 * 1_000_000_000) as u64);
             let mut near = cycle(1, 0);
             for time in [&mut near.due, &mut near.woke, &mut near.left] {
                 *time += 3601 * 1_000_000_000;
