@@ -3,9 +3,10 @@
 //! A message is cut into chunks. Station i takes a chunk when the station before it gave it away and when its own last chunk is done:
 //!
 //! ```text
-//! f(i, j) = max(f(i−1, j), f(i, j−1)) + w_i + b_i θ_j, and + a_i for a message's first chunk
+//! f(i, j) = max(f(i−1, j), f(i, j−1)) + b_i θ_j, + w_i for a window's first chunk and + a_i for a message's
 //! ```
 //!
+//! Chunks are windows, or packets: then a station gives away each, or all of a window when it is whole, f(i−1, the window's last) for f(i−1, j).
 //! Stations that share a core take turns on it. No I/O, no clock.
 
 /// What a station costs, in nanoseconds. Packets are of one length: what each costs is part of the byte's.
@@ -16,6 +17,8 @@ pub(super) struct Station {
     pub(super) byte_ns: f64,
     /// Stations with the same number never work at the same time.
     pub(super) core: usize,
+    /// Gives chunks away when all of their window is done.
+    pub(super) gives_windows: bool,
 }
 
 impl Station {
@@ -29,22 +32,30 @@ impl Station {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Chunk {
     pub(super) bytes: u64,
-    /// Of a message.
+    /// Of a message, and of a window.
     pub(super) is_first: bool,
+    pub(super) begins_window: bool,
+    /// Chunks of its window behind it.
+    pub(super) behind: usize,
 }
 
-/// A message in chunks of `grain` bytes; the last one is shorter.
-pub(super) fn chunks(len: u64, grain: u64) -> Vec<Chunk> {
-    let starts = (0..len).step_by(grain as usize);
-    let chunk = |start| Chunk {
-        bytes: grain.min(len - start),
-        is_first: start == 0,
+/// A message in windows of `grain` bytes, a multiple of the packet's; the last packet and window are shorter.
+pub(super) fn chunks(len: u64, grain: u64, packet: u64) -> Vec<Chunk> {
+    let starts = (0..len).step_by(packet as usize);
+    let chunk = |start: u64| {
+        let end = len.min(start / grain * grain + grain);
+        Chunk {
+            bytes: packet.min(len - start),
+            is_first: start == 0,
+            begins_window: start % grain == 0,
+            behind: ((end - start).div_ceil(packet) - 1) as usize,
+        }
     };
     starts.map(chunk).collect()
 }
 
-/// When the last station has done the last chunk. Of two stations that could use a core, the one goes first that could do so earlier, then
-/// the later station.
+/// When the last station has done the last chunk. Of two stations that could use a core, the one goes first that is inside a window, then the
+/// one that could begin earlier, then the later station.
 pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
     let cores = stations.iter().map(|station| station.core + 1).max().unwrap_or(0);
     let mut free_ns = vec![0f64; cores];
@@ -55,14 +66,17 @@ pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
             let j = done_ns[i].len();
             let come_ns = match i {
                 0 => (j < chunks.len()).then_some(0.0),
+                _ if j == chunks.len() => None,
+                _ if stations[i - 1].gives_windows => done_ns[i - 1].get(j + chunks[j].behind).copied(),
                 _ => done_ns[i - 1].get(j).copied(),
             }?;
             let last_ns = done_ns[i].last().copied().unwrap_or(0.0);
             let ready_ns = f64::max(come_ns, last_ns);
-            Some((ready_ns.max(free_ns[stations[i].core]), ready_ns, i, j))
+            let begins_ns = ready_ns.max(free_ns[stations[i].core]);
+            Some(((begins_ns, chunks[j].begins_window, ready_ns), i, j))
         });
-        let next = ready.min_by(|a, b| (a.0, a.1).partial_cmp(&(b.0, b.1)).expect("costs are numbers"));
-        let Some((begins_ns, _, i, j)) = next else {
+        let next = ready.min_by(|a, b| a.0.partial_cmp(&b.0).expect("costs are numbers"));
+        let Some(((begins_ns, ..), i, j)) = next else {
             return done_ns
                 .last()
                 .and_then(|done| done.last().copied())
@@ -70,15 +84,20 @@ pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
         };
         let (station, chunk) = (stations[i], chunks[j]);
         let first_ns = if chunk.is_first { station.message_ns } else { 0.0 };
-        let ends_ns = begins_ns + first_ns + station.window_ns + station.byte_ns * chunk.bytes as f64;
+        let window_ns = if chunk.begins_window {
+            station.window_ns
+        } else {
+            0.0
+        };
+        let ends_ns = begins_ns + first_ns + window_ns + station.byte_ns * chunk.bytes as f64;
         free_ns[station.core] = ends_ns;
         done_ns[i].push(ends_ns);
     }
 }
 
-/// How long one message takes, cut into chunks of `grain` bytes.
-pub(super) fn latency_ns(stations: &[Station], len: u64, grain: u64) -> f64 {
-    finished_ns(stations, &chunks(len, grain))
+/// How long one message takes, cut into windows of `grain` bytes and these into packets.
+pub(super) fn latency_ns(stations: &[Station], len: u64, grain: u64, packet: u64) -> f64 {
+    finished_ns(stations, &chunks(len, grain, packet))
 }
 
 /// How long each of many such messages takes, whatever the grain of their overlap (equations 2 and 4): as long as the busiest core.
@@ -138,6 +157,7 @@ pub(super) fn fit(points: &[Point], core: usize) -> Station {
                 window_ns,
                 byte_ns,
                 core,
+                ..Station::default()
             };
         }
         used[least] = false;

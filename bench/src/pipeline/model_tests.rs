@@ -46,7 +46,7 @@ fn a_message_of_whole_chunks_takes_what_the_closed_form_says() {
         let grain = 1 + split_mix(case, 100) % 50_000;
         let len = grain * (1 + split_mix(case, 101) % 60);
         let (found, expected) = (
-            latency_ns(&stations, len, grain),
+            latency_ns(&stations, len, grain, grain),
             closed_form(&stations, len as f64, grain as f64),
         );
         assert!(
@@ -63,7 +63,7 @@ fn one_chunk_is_one_station_after_the_other() {
         let len = 1 + split_mix(case, 100) % 1_000_000;
         let sum: f64 = stations.iter().map(|station| station.alone_ns(1, len)).sum();
         for grain in [len, len + 1, 10 * len] {
-            assert!((latency_ns(&stations, len, grain) / sum - 1.0).abs() < 1e-12);
+            assert!((latency_ns(&stations, len, grain, grain) / sum - 1.0).abs() < 1e-12);
         }
     }
 }
@@ -78,7 +78,7 @@ fn many_messages_are_as_fast_whole_as_in_chunks() {
             .map(|station| station.message_ns + station.byte_ns * len as f64)
             .fold(0.0, f64::max);
         for grain in [len, 5000] {
-            let all = |messages: usize| finished_ns(&stations, &chunks(len, grain).repeat(messages));
+            let all = |messages: usize| finished_ns(&stations, &chunks(len, grain, grain).repeat(messages));
             let each = (all(2 * many) - all(many)) / many as f64;
             assert!(
                 (each / slowest - 1.0).abs() < 0.01,
@@ -93,16 +93,47 @@ fn many_messages_are_as_fast_whole_as_in_chunks() {
 #[test]
 fn stations_of_a_core_take_turns() {
     let shared = [station(0.0, 1.0, 0), station(0.0, 2.0, 0)];
-    assert_eq!(latency_ns(&shared, 40, 10), 120.0);
+    assert_eq!(latency_ns(&shared, 40, 10, 10), 120.0);
     assert_eq!(period_ns(&shared, 40, 10), 120.0);
     // 0: p0 0–10, s0 10–30, p1 30–40, s1 40–60; 1: c0 30–35, c1 60–65.
     let with_third = [shared[0], shared[1], station(0.0, 0.5, 1)];
-    assert_eq!(latency_ns(&with_third, 20, 10), 65.0);
+    assert_eq!(latency_ns(&with_third, 20, 10, 10), 65.0);
     // 0: p0 0–10, p1 10–20; 1: l0 10–20, then c0 20–50, which is ready when l1 is, and the later one; l1 50–60, c1 60–90.
     let far = [station(0.0, 1.0, 0), station(0.0, 1.0, 1), station(0.0, 3.0, 1)];
-    assert_eq!(latency_ns(&far, 20, 10), 90.0);
+    assert_eq!(latency_ns(&far, 20, 10, 10), 90.0);
     let message = [station(5.0, 1.0, 0), station(7.0, 1.0, 0)];
-    assert_eq!(latency_ns(&message, 20, 10), 52.0);
+    assert_eq!(latency_ns(&message, 20, 10, 10), 52.0);
+}
+
+/// Windows of 20 bytes in packets of 10: what is given away by windows waits for their last packet, other packets do not.
+#[test]
+fn packets_overlap_inside_a_window() {
+    let way = [station(0.0, 1.0, 0), station(0.0, 1.0, 1)];
+    assert_eq!(latency_ns(&way, 40, 20, 10), 50.0);
+    let mut windows = way;
+    windows[0].gives_windows = true;
+    assert_eq!(latency_ns(&windows, 40, 20, 10), 60.0);
+    // The last window may be shorter, and costs as much as another.
+    windows[0].window_ns = 3.0;
+    assert_eq!(
+        latency_ns(&windows, 35, 20, 10),
+        3.0 + 20.0 + f64::max(20.0, 18.0) + 15.0
+    );
+    // On one core a window that is begun is ended: p0 0–20, s0 20–40, p1 40–60, s1 60–80.
+    windows[0].window_ns = 0.0;
+    windows[1].core = 0;
+    let third = [windows[0], windows[1], station(0.0, 0.0, 1)];
+    assert_eq!(latency_ns(&third, 40, 20, 10), 80.0);
+    for case in 0..300 {
+        // Where every station gives windows away, packets change nothing.
+        let mut stations = stations(case);
+        stations
+            .iter_mut()
+            .for_each(|station| station.gives_windows = true);
+        let len = 1 + split_mix(case, 100) % 100_000;
+        let [whole, cut] = [5000, 1000].map(|packet| latency_ns(&stations, len, 5000, packet));
+        assert!((whole / cut - 1.0).abs() < 1e-9, "case {case}: {whole} {cut}");
+    }
 }
 
 #[test]
@@ -112,6 +143,7 @@ fn costs_are_found_again() {
         window_ns: 400.0,
         byte_ns: 0.7,
         core: 1,
+        ..Station::default()
     };
     let lens = [4096, 65_536, 1 << 20, 16 << 20];
     let points = |real: &Station, wrong: f64| {

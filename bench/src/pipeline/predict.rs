@@ -119,6 +119,9 @@ impl Stations {
             consume: works(CONSUMER, |times| Some(times.consume_ns))?,
         };
         stations.link.core = LINK;
+        // A window is sent when it is produced, and shown when all of it has landed; in between each packet is for itself.
+        stations.produce.gives_windows = true;
+        stations.land.gives_windows = true;
         let missed = |stations: &Stations| {
             let error = |run: &&Run| {
                 let measured_ns = run.times.as_ref().map_or(f64::NAN, |times| times.latency_ns);
@@ -154,15 +157,16 @@ impl Stations {
         };
         let way = [self.send, self.link, self.land];
         match run.whole {
-            false => latency_ns(
-                &[produce, way[0], way[1], way[2], self.consume],
-                run.len,
-                run.grain(),
-            ),
+            false => {
+                let all = [produce, way[0], way[1], way[2], self.consume];
+                latency_ns(&all, run.len, run.grain(), FRAGMENT)
+            }
             true => {
                 let windows = run.len.div_ceil(run.grain());
                 let alone_ns = |station: &Station| station.alone_ns(windows, run.len);
-                alone_ns(&produce) + latency_ns(&way, run.len, run.grain()) + alone_ns(&self.consume)
+                alone_ns(&produce)
+                    + latency_ns(&way, run.len, run.grain(), FRAGMENT)
+                    + alone_ns(&self.consume)
             }
         }
     }
@@ -305,8 +309,14 @@ mod tests {
             produce_ns: alone_ns(&stations.produce),
             send_ns: alone_ns(&stations.send),
             land_ns: (!whole).then(|| alone_ns(&stations.land)),
-            way_ns: whole
-                .then(|| latency_ns(&[stations.send, stations.link, stations.land], len, run.grain())),
+            way_ns: whole.then(|| {
+                latency_ns(
+                    &[stations.send, stations.link, stations.land],
+                    len,
+                    run.grain(),
+                    FRAGMENT,
+                )
+            }),
             consume_ns: alone_ns(&stations.consume),
         };
         run.times = Some(times);
@@ -320,6 +330,7 @@ mod tests {
             window_ns: 0.0,
             byte_ns,
             core,
+            gives_windows: core == NEAR && byte_ns == 0.5 || byte_ns == 1.1,
         };
         let stations = Stations {
             produce: station(100.0, 0.5, NEAR),
