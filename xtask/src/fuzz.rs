@@ -258,6 +258,7 @@ mod tests {
             "dataplane/src/fuzzing.rs",
             "ebpf/tests/differential.rs",
             "lm-protocol/src/fuzzing/mod.rs",
+            "realtime/src/fuzzing.rs",
         ];
         let tests: String = tests.into_iter().map(read).collect();
         let corpora = std::fs::read_dir(root().join("fuzz/corpus")).unwrap();
