@@ -47,7 +47,7 @@ pub(super) fn chunks(len: u64, grain: u64, packet: u64) -> Vec<Chunk> {
         Chunk {
             bytes: packet.min(len - start),
             is_first: start == 0,
-            begins_window: start % grain == 0,
+            begins_window: start.is_multiple_of(grain),
             behind: ((end - start).div_ceil(packet) - 1) as usize,
         }
     };
