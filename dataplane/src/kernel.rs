@@ -93,11 +93,11 @@ pub struct KernelNic {
     /// As [`Port::prepare`].
     prepared: Option<(QueueSpec, Prepared)>,
     poll_queues: bool,
-    /// Made when somebody asks for it, and in zero-copy mode: a socket that an epoll instance watches costs every packet a look at it.
+    /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
     /// Ends waits, if one was asked for.
     waker: Option<Arc<Waker>>,
-    /// For poll(2): the UDP sockets and each channel's socket, or the epoll instance that watches them.
+    /// For poll(2): the UDP sockets and each channel's socket.
     poll: Vec<libc::pollfd>,
 }
 
@@ -198,13 +198,6 @@ impl KernelNic {
         }
         if let Some(epoll) = self.epoll.get() {
             self.watch(epoll);
-        }
-        // In zero-copy mode poll(2) wakes the driver each time, which asks the card for an interrupt (`xsk_poll` in net/xdp/xsk.c). An epoll
-        // instance asks a socket only after something came.
-        if self.channels.iter().flatten().any(|open| open.xsk.zero_copy()) {
-            let epoll = entry(&self.as_fd());
-            self.poll.clear();
-            self.poll.push(epoll);
         }
     }
 
