@@ -22,7 +22,7 @@ use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
 /// and what stands in the device and on the way of that port (--only queue). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
-/// long they do (--only model; 15 minutes, by itself alone).
+/// long they do (--only model; 20 minutes, by itself alone).
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
 /// port by the program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.

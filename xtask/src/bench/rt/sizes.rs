@@ -199,7 +199,8 @@ fn measure(
         mbit.insert(size.to_string(), json!(stream.value * 1e3));
     }
     let (half, peak) = half(&points);
-    let shortest = round_trips.values().next().and_then(Value::as_f64);
+    // By name the map has 1024 before 4.
+    let shortest = sizes.first().and_then(|size| round_trips[&size.to_string()].as_f64());
     Ok(Sample {
         value: shortest.context("no size")?,
         report: json!({"round_trip_us": round_trips, "mbit": mbit, "half_bytes": half, "peak_mbit": peak}),
