@@ -200,7 +200,9 @@ fn measure(
     }
     let (half, peak) = half(&points);
     // By name the map has 1024 before 4.
-    let shortest = sizes.first().and_then(|size| round_trips[&size.to_string()].as_f64());
+    let shortest = sizes
+        .first()
+        .and_then(|size| round_trips[&size.to_string()].as_f64());
     Ok(Sample {
         value: shortest.context("no size")?,
         report: json!({"round_trip_us": round_trips, "mbit": mbit, "half_bytes": half, "peak_mbit": peak}),
