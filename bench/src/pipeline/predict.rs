@@ -1,4 +1,4 @@
-//! `lm-bench model`: what five stations cost, fitted to some of what was measured, and what the model ([`super::model`]) says of the rest, of what
+//! `lm-bench model`: what five stations cost, fitted to some of what was measured, and what the model (`model.rs`) says of the rest, of what
 //! was not measured, and of faster links.
 //!
 //! Produce and send share a core, and land and consume another one, unless a timetable paces producer and consumer, who sleep then. What takes
