@@ -1,6 +1,7 @@
 //! What processes write into a page that they share.
 
 use super::*;
+use core::num::NonZeroU64;
 use proptest::prelude::*;
 
 fn words(words: [u64; 13]) -> Credits {
