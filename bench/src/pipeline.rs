@@ -229,11 +229,6 @@ fn open(args: &Args) -> Result<End, Failure> {
     })
 }
 
-/// Leaves the endpoint alone until a time.
-fn wait_asleep(time_ns: u64) {
-    std::thread::sleep(Duration::from_nanos(time_ns.saturating_sub(now_ns())));
-}
-
 /// When which windows of a message are due.
 #[derive(Clone, Copy, Debug)]
 struct Timetable {
@@ -365,7 +360,7 @@ fn send_whole(
     timed(&mut worked_ns, || {
         fill(&mut producer, &(0..timetable.len), region.payloads_mut());
     });
-    wait_asleep(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
+    end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
     let produced_ns = now_ns();
     let token = (end.endpoint)
         .send(region, producer.tag())
@@ -502,7 +497,7 @@ fn receive_whole(
     let whole_ns = now_ns();
     let mut worked_ns = 0;
     for bytes in timetable.windows() {
-        wait_asleep(consumer.due_ns(timetable.due_ns(whole_ns, &bytes)));
+        end.wait_until(consumer.due_ns(timetable.due_ns(whole_ns, &bytes)));
         let come = &message[bytes.start as usize..bytes.end as usize];
         timed(&mut worked_ns, || consumer.take(bytes.start, come))?;
     }
