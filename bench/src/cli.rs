@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Admission, Delivery, Depth, Integrity, ModeRequest};
 use lm_measure::rate::BitRate;
+use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
 use crate::output::describe;
@@ -265,6 +266,17 @@ pub fn parse_depth(text: &str) -> Result<Depth, String> {
     }
 }
 
+/// Reads a window's length in fragments.
+///
+/// # Errors
+/// Not a power of two.
+pub fn parse_window(text: &str) -> Result<WindowShape, String> {
+    let fragments = text
+        .parse()
+        .map_err(|_| "write a number of fragments".to_owned())?;
+    WindowShape::new(fragments).map_err(|error| format!("{error}; choose a power of two, for example 256"))
+}
+
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
         .parse::<f64>()
@@ -459,6 +471,19 @@ mod tests {
         link: LinkOptions,
         #[arg(long)]
         size: crate::size::ByteSize,
+    }
+
+    #[test]
+    fn windows_are_powers_of_two() {
+        assert_eq!(parse_window("32").unwrap().fragments(), 32);
+        for (wrong, words) in [
+            ("3", "choose a power of two"),
+            ("0", "choose a power of two"),
+            ("x", "a number of fragments"),
+        ] {
+            let error = parse_window(wrong).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     fn options(arguments: &[&str]) -> Result<Options, String> {

@@ -23,6 +23,7 @@ use lm_dataplane::{
     ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Message,
     Outcome, PeerId, ReceiveConfig, SendToken,
 };
+use lm_protocol::window::WindowShape;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -62,8 +63,8 @@ pub struct Args {
     #[arg(long, default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     len: u64,
     /// What is produced, shown and consumed at once: the session's windows, in fragments
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
-    window: u32,
+    #[arg(long, value_parser = crate::cli::parse_window, default_value = "16")]
+    window: WindowShape,
     /// What producer and consumer do
     #[arg(long, value_enum, default_value_t = Work::Timetable)]
     work: Work,
@@ -212,7 +213,6 @@ fn open(args: &Args) -> Result<End, Failure> {
         },
         receive: ReceiveConfig {
             max_message_len: args.len,
-            window_fragments: args.window,
             ..ReceiveConfig::default()
         },
         idle: IdleStrategy {
@@ -242,7 +242,7 @@ impl Timetable {
     fn of(args: &Args) -> Timetable {
         Timetable {
             len: args.len,
-            window: u64::from(args.window) * FRAGMENT,
+            window: u64::from(args.window.fragments()) * FRAGMENT,
             pace: args.pace,
         }
     }
@@ -264,6 +264,7 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
     let mut end = open(args)?;
     let options = ConnectOptions {
         max_message_len: args.len,
+        window: args.window,
         ..ConnectOptions::default()
     };
     let to = args.to.expect("the command line asks for it");

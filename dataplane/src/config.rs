@@ -55,7 +55,7 @@ impl IdleStrategy {
 /// ```
 /// use lm_dataplane::EndpointConfig;
 /// let config = EndpointConfig { interface: "eth1".into(), port: 7168, ..EndpointConfig::default() };
-/// assert_eq!(config.receive.window_fragments, 256);
+/// assert_eq!(config.receive.max_message_len, 1 << 30);
 /// ```
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
@@ -174,8 +174,6 @@ impl Default for MemoryConfig {
 pub struct ReceiveConfig {
     /// Longest message to accept, in bytes.
     pub max_message_len: u64,
-    /// Fragments in a window, a power of two. A window is what travels in reverse order.
-    pub window_fragments: u32,
     /// Whether large messages of a sender are shown in the order in which it sent them. If not, each is shown when it is whole,
     /// although an earlier one still lacks fragments; its sender gets its confirmation in order all the same.
     pub in_order: bool,
@@ -191,7 +189,6 @@ impl Default for ReceiveConfig {
     fn default() -> Self {
         ReceiveConfig {
             max_message_len: 1 << 30,
-            window_fragments: 256,
             in_order: true,
             exclusive: false,
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use lm_protocol::control::RejectReason;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
+use lm_protocol::window::WindowShape;
 
 use crate::daemon::DaemonError;
 use crate::port::PortError;
@@ -20,6 +21,9 @@ pub struct ConnectOptions {
     pub wire: Wire,
     /// Longest message that will be sent, in bytes.
     pub max_message_len: u64,
+    /// Fragments that travel in reverse order together: what is shown of a message at once while it arrives, and released of one while it is
+    /// written. A receiver may grant longer ones in zero-copy mode, as its card takes entries by the lap.
+    pub window: WindowShape,
     /// Messages that will be announced and unconfirmed at once: 256 at most, 120 where the MTU is 576.
     pub messages_in_flight: u32,
     /// What is to become of messages of which fragments are lost. With `ipfrag`, whose packets carry no session key, it is
@@ -63,6 +67,7 @@ impl Default for ConnectOptions {
         ConnectOptions {
             wire: Wire::Lm,
             max_message_len: 1 << 20,
+            window: WindowShape::DEFAULT,
             messages_in_flight: 8,
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),

@@ -22,7 +22,6 @@ use std::net::SocketAddrV4;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::time::Time;
-use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
@@ -68,7 +67,6 @@ pub(crate) struct Fixed {
     pub(crate) caps: Caps,
     /// Where datagrams longer than a frame are received, in that case.
     pub(crate) datagram: u64,
-    pub(crate) window: WindowShape,
     /// What is done so that nobody takes what is sent for something else.
     pub(crate) integrity: Integrity,
     /// For how long a peer may be silent.

@@ -28,7 +28,7 @@ impl<P: Port> Engine<P> {
             wire: options.wire,
             link: self.fixed.link,
             max_message_len: options.max_message_len,
-            window: self.fixed.window,
+            window: options.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             uncompleted_max: self.fixed.caps.tx_bound,
             capabilities: CAPABILITY_STREAMS,

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use lm_protocol::geometry::{Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::session::{Admit, Permit};
-use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
@@ -126,7 +125,6 @@ pub(crate) struct Shape {
     pub(crate) layout: Layout,
     layout_in_one_frame: Layout,
     pub(crate) mtu: u16,
-    window: WindowShape,
     pub(crate) queues: Queues,
 }
 
@@ -140,13 +138,10 @@ impl Shape {
             )));
         }
         let (mtu, warnings) = effective_mtu(config, device)?;
-        let window = WindowShape::new(config.receive.window_fragments)
-            .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
         let shape = Shape {
             layout: Layout::new(Wire::Lm, mtu, LinkShape::IPV4)?,
             layout_in_one_frame: Layout::new(Wire::Lm, mtu.min(MTU_IN_ONE_FRAME), LinkShape::IPV4)?,
             mtu,
-            window,
             queues: Queues::choose(config, device)?,
         };
         Ok((shape, warnings))
@@ -245,7 +240,6 @@ impl<P: Port> Opened<P> {
             chunk_len: plan.chunk_len,
             caps: plan.caps,
             datagram: plan.datagram,
-            window: shape.window,
             integrity: config.integrity,
             patience_ns: config.patience.as_nanos() as u64,
             kept_frames: plan.caps.kept_frames,

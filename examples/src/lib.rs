@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use lm_dataplane::port::Port;
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, ReceiveConfig, Session};
 use lm_protocol::time::Time;
+use lm_protocol::window::WindowShape;
 use lm_sim::{Impairments, Semantics, SimNic, Wire, WireConfig, ZeroCopy};
 
 /// Data port of both hosts.
@@ -16,6 +17,8 @@ pub const HOSTS: [SocketAddrV4; 2] = [
 ];
 /// Virtual time between two rounds.
 pub const ROUND_NS: u64 = 20_000;
+/// Fragments in a window.
+const WINDOW: u32 = 32;
 
 /// How many seeds each example is tried with, in each semantics.
 pub const SEEDS: u64 = 200;
@@ -111,10 +114,11 @@ impl World {
 pub fn request<P: Port>(end: &mut Endpoint<P>, to: usize, options: &ConnectOptions) -> PeerId {
     let resolved = ConnectOptions {
         session: Session::Later,
+        window: WindowShape::new(WINDOW).expect("a power of two"),
         ..*options
     };
     let peer = end.connect(HOSTS[to], &resolved).expect("a host of the wire");
-    end.peer(peer).request_session(options).expect("a peer");
+    end.peer(peer).request_session(&resolved).expect("a peer");
     peer
 }
 
@@ -129,7 +133,6 @@ pub fn small() -> EndpointConfig {
         },
         receive: ReceiveConfig {
             max_message_len: 1 << 20,
-            window_fragments: 32,
             ..ReceiveConfig::default()
         },
         ..EndpointConfig::default()

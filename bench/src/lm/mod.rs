@@ -39,9 +39,6 @@ pub struct EndpointArgs {
     /// How to wait
     #[arg(long, value_enum, default_value_t = Idle::Spin)]
     pub idle: Idle,
-    /// Fragments in a window
-    #[arg(long, default_value_t = EndpointConfig::default().receive.window_fragments)]
-    pub window: u32,
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
     pub mtu: Option<u16>,
@@ -92,7 +89,6 @@ impl EndpointArgs {
                 ..LinkConfig::default()
             },
             receive: ReceiveConfig {
-                window_fragments: self.window,
                 max_message_len: message_len.max(1 << 20),
                 exclusive: self.exclusive,
                 ..ReceiveConfig::default()

@@ -199,6 +199,7 @@ fn connect(
         one_copy: wanted.one_copy,
         session: Session::Now,
         rate: wanted.rate,
+        ..ConnectOptions::default()
     };
     let failure = |error: &ConnectError| Failure::new(cli::chain(error));
     match endpoint.connect(to, &options) {

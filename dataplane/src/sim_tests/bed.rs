@@ -127,6 +127,7 @@ pub(crate) struct Bed {
     pub(crate) wire: Wire,
     pub(crate) hosts: Vec<Engine<SimNic>>,
     pub(crate) now_ns: u64,
+    pub(crate) window: WindowShape,
     #[cfg(test)]
     guards: Vec<Option<Guard>>,
     #[cfg(test)]
@@ -153,7 +154,6 @@ pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
             ..LinkConfig::default()
         },
         receive: ReceiveConfig {
-            window_fragments: config.window,
             max_message_len: config.max_message_len,
             in_order: config.in_order,
             exclusive: config.exclusive,
@@ -212,7 +212,6 @@ pub(crate) fn engine_on<P: Port>(
             ..plan.caps
         },
         datagram: plan.datagram,
-        window: WindowShape::new(config.window).expect("a power of two"),
         integrity: config.integrity,
         patience_ns: config.patience.as_nanos() as u64,
         device_moves: plan.device_moves,
@@ -294,6 +293,7 @@ impl Bed {
             wire,
             hosts,
             now_ns: 1_000_000_000,
+            window: WindowShape::new(config.window).expect("a power of two"),
             #[cfg(test)]
             guards: (0..count).map(|_| None).collect(),
         };
@@ -438,12 +438,21 @@ impl Bed {
         engine.peers.id_of(index)
     }
 
+    /// `host` asks a peer for a session, with windows of this bed's.
+    pub(crate) fn ask(&mut self, host: usize, peer: PeerId, options: &ConnectOptions) {
+        let options = ConnectOptions {
+            window: self.window,
+            ..*options
+        };
+        self.hosts[host].apply(peer.index, &options, self.now_ns);
+    }
+
     /// `host` asks the other one for a session, as [`crate::PeerHandle::open_session`] does.
     pub(crate) fn connect(&mut self, host: usize, options: &ConnectOptions) -> Result<PeerId, ConnectError> {
         let peer = self.resolve(host);
         let now_ns = self.now_ns;
         self.hosts[host].end_session(peer.index, now_ns);
-        self.hosts[host].apply(peer.index, options, now_ns);
+        self.ask(host, peer, options);
         loop {
             // A host that polls looks at its control port within half a millisecond. Longer steps when none of what is quick is awaited.
             if self.now_ns - now_ns > 30_000_000 {

@@ -135,9 +135,9 @@ impl Crossing {
         for host in HOLDER + 1..=places {
             senders.push((host, bed.connect(host, &options).expect("a session")));
         }
-        let (host, now_ns) = (places + 1, bed.now_ns);
+        let host = places + 1;
         let late = (host, bed.resolve(host));
-        bed.hosts[host].apply(late.1.index, &waiting(), now_ns);
+        bed.ask(host, late.1, &waiting());
         senders.push(late);
         Crossing {
             bed,
@@ -222,10 +222,10 @@ impl Crossing {
 
     /// It asks again.
     fn come_back(&mut self) {
-        let (now_ns, (late, peer)) = (self.bed.now_ns, self.late);
+        let (late, peer) = self.late;
         let engine = &mut self.bed.hosts[late];
         if engine.admission.requests.is_empty() && engine.sending.senders().is_empty() {
-            engine.apply(peer.index, &waiting(), now_ns);
+            self.bed.ask(late, peer, &waiting());
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) fn session(bed: &mut Bed, to: usize) -> PeerId {
         max_message_len: LEN as u64,
         ..ConnectOptions::default()
     };
-    engine.apply(index, &options, now_ns);
+    bed.ask(0, peer, &options);
     while bed.application_outcome(0, index).is_none() {
         bed.now_ns += 100_000;
         bed.round();

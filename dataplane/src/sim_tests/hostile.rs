@@ -250,7 +250,7 @@ proptest! {
             ..ConnectOptions::default()
         };
         let now_ns = bed.now_ns;
-        bed.hosts[0].apply(peer.index, &options, now_ns);
+        bed.ask(0, peer, &options);
         bed.hosts[0].drive_admission(now_ns);
         let request_id = bed.hosts[0].admission.requests.first_ticket().expect("it is asked for");
         // No honest answer comes.
@@ -346,8 +346,7 @@ fn limits_from_the_other_side_of_the_circle_are_refused() {
 fn a_flood_of_strangers_does_not_take_an_applicants_place() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = bed.resolve(0);
-    let now_ns = bed.now_ns;
-    bed.hosts[0].apply(peer.index, &ConnectOptions::default(), now_ns);
+    bed.ask(0, peer, &ConnectOptions::default());
     for n in 0..3000u16 {
         let address = SocketAddrV4::new(Ipv4Addr::new(10, 9, (n >> 8) as u8 + 1, n as u8), 4000);
         let addressing = bed.hosts[0].addressing_to(address, [2; 6]);

@@ -12,6 +12,7 @@ pub(crate) mod compare;
 mod congestion;
 mod frozen;
 mod instructions;
+mod links;
 mod memory;
 mod model;
 mod pipeline;

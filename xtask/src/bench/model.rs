@@ -111,8 +111,10 @@ impl Kind {
         let whole = if self.whole { " --whole" } else { "" };
         let launch = |side: &str, core: usize| {
             let line = format!(
-                "pipeline {side} --len {} --messages {messages} --window {} --interface {INTERFACE} {work}{whole}",
-                self.len, self.window
+                "pipeline {side} --time-limit {} --len {} --messages {messages} --window {} --interface {INTERFACE} {work}{whole}",
+                limit.as_secs(),
+                self.len,
+                self.window
             );
             Launch::new(programs.path("lm-bench"))
                 .args(line.split(' '))

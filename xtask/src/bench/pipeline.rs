@@ -15,13 +15,14 @@ use serde_json::{Value, json};
 
 use super::Unit::Milliseconds;
 use super::frozen::{self, BEFORE_PIPELINE};
-use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, model, queue};
+use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, links, model, queue};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
 use crate::machine::two_cores;
 use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// and what stands in the device and on the way of that port (--only queue). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
+/// what stands in the device and on the way of that port (--only queue); and what of a link a stream gets, by short windows and long ones, and in transfers
+/// that are read and written inside their messages or not (--only link). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
 /// long they do (--only model; 20 minutes, by itself alone).
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
@@ -147,6 +148,7 @@ pub(super) fn comparisons() -> Vec<Comparison> {
     };
     let mut all = vec![wire_bound, core_bound];
     all.extend(queue::comparisons());
+    all.extend(links::comparisons());
     all
 }
 

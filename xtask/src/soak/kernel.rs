@@ -44,6 +44,8 @@ struct Plan {
     impairments: Impairments,
     /// Where the gate runs.
     mode: &'static str,
+    /// Messages are read while they arrive.
+    is_read: bool,
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -112,6 +114,7 @@ impl Plan {
             in_flight,
             impairments,
             mode,
+            is_read: dice.roll(2) == 0,
         }
     }
 
@@ -164,7 +167,8 @@ impl Kernel {
                 .time_limit(TIME_LIMIT)
         };
         let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
-        let mut receiver = bed.right().spawn(launch(receiving))?;
+        let read = plan.is_read.then_some("--read");
+        let mut receiver = bed.right().spawn(launch(receiving).args(read))?;
         receiver.await_text("ready")?;
         let patience = PATIENCE.as_secs().to_string();
         let to = bed.right().address().to_string();
@@ -249,6 +253,7 @@ fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: 
         }
     }
     tally.add("resent", number(sent, &["counters", "fragments_resent"])?);
+    tally.add("bytes read early", number(received, &["read", "early_bytes"])?);
     Ok(())
 }
 
@@ -374,7 +379,7 @@ mod tests {
         };
         let sent = json!({"fates": "dii", "counters": {"messages_sent": 1, "messages_failed": 2,
             "data_packets_sent": 40, "fragments_resent": 2}});
-        let received = json!({"fates": "wpi", "faults": [],
+        let received = json!({"fates": "wpi", "faults": [], "read": {"early_bytes": 0},
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
             "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2, "landing_heard": 0,
                 "packets_used": 9, "challenged": 1, "fragments_delivered": 32},

@@ -23,12 +23,14 @@ use lm_dataplane::{
     SendError,
 };
 use lm_protocol::geometry::Wire;
+use lm_protocol::window::WindowShape;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::hold::{Held, HeldReport};
 use crate::plan::PlanArgs;
-use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain};
+use crate::reading::{ReadingReport, Readings};
+use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain, parse_window};
 use lm_bench::link;
 use lm_bench::lm::{EndpointArgs, connect, session_options};
 use lm_bench::signals::Interrupt;
@@ -62,6 +64,9 @@ pub(crate) struct CheckArgs {
     /// Sender: what becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub(crate) delivery: DeliveryOption,
+    /// Sender: fragments in a window
+    #[arg(long, value_parser = parse_window, default_value = "256")]
+    pub(crate) window: WindowShape,
     /// Sender: send plain IP fragments, always unreliably
     #[arg(long)]
     pub(crate) ipfrag: bool,
@@ -71,6 +76,9 @@ pub(crate) struct CheckArgs {
     /// Receiver: bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub(crate) hold: ByteSize,
+    /// Receiver: read messages while they arrive, too
+    #[arg(long)]
+    pub(crate) read: bool,
 }
 
 impl CheckArgs {
@@ -82,6 +90,7 @@ impl CheckArgs {
     /// What to ask the receiver for.
     fn session_options(&self) -> ConnectOptions {
         ConnectOptions {
+            window: self.window,
             wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
             ..session_options(self.plan.longest(), self.unconfirmed(), self.delivery)
         }
@@ -99,6 +108,8 @@ pub(crate) struct CheckReport {
     pub(crate) sessions: u32,
     /// The receiver's: messages that were kept after their delivery.
     pub(crate) held: HeldReport,
+    /// The receiver's: messages that it read while they arrived.
+    pub(crate) read: ReadingReport,
     /// By the program's own clock.
     pub(crate) seconds: f64,
     /// Mode in effect.
@@ -124,6 +135,7 @@ impl CheckReport {
             faults: Vec::new(),
             sessions: 0,
             held: HeldReport::default(),
+            read: ReadingReport::default(),
             seconds: started.elapsed().as_secs_f64(),
             mode: endpoint.status().mode().as_str(),
             counters: object(&mut counted(&counters).into_iter()),
@@ -329,10 +341,16 @@ fn receive(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failur
     let mut faults = Vec::new();
     let mut heard = Instant::now();
     let mut held = Held::new(args.hold.bytes());
+    let mut readings = Readings::default();
     loop {
-        match endpoint.try_recv() {
+        let received = endpoint.try_recv();
+        faults.extend(readings.look(&args.plan, &mut endpoint).err());
+        match received {
             Ok(Some(message)) => {
                 heard = Instant::now();
+                if args.read {
+                    endpoint.peer(message.peer()).watch();
+                }
                 faults.extend(compare(&args.plan, &message, &mut fates).err());
                 faults.extend(held.keep(message).err());
             }
@@ -360,6 +378,7 @@ fn receive(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failur
     Ok(CheckReport {
         faults,
         held: held.report(),
+        read: readings.report(),
         ..CheckReport::new(&endpoint, &fates, started)
     })
 }

@@ -9,6 +9,7 @@ mod flood;
 mod hold;
 mod overlay;
 mod plan;
+mod reading;
 
 use std::process::ExitCode;
 

@@ -4,8 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, EndpointConfig, LoanError, PeerId, RecvError,
-    SendError,
+    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
 };
 
 use super::drive::HandedOver;
@@ -33,7 +32,6 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         interface: Some(args.interface.clone()),
         mode: spec.mode,
         idle,
-        window: EndpointConfig::default().receive.window_fragments,
         mtu: None,
         depth: args.depth,
         exclusive: false,
@@ -101,6 +99,7 @@ impl Lm {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
             delivery: args.delivery.into(),
+            window: args.window,
             ..ConnectOptions::default()
         };
         let peer = match args.side {

@@ -26,6 +26,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
 use lm_dataplane::Depth;
+use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
 pub use cycle::{CycleArgs, Cycles, cycle};
@@ -170,6 +171,9 @@ pub struct EndArgs {
     /// LM: packets in the device and on the way at once: full, auto, or a number
     #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
     depth: Depth,
+    /// LM, near: fragments in a window
+    #[arg(long, value_parser = crate::cli::parse_window, default_value = "256")]
+    window: WindowShape,
     /// TCP, near: congestion control [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,

@@ -321,7 +321,7 @@ impl Run {
         };
         let engine = &mut self.bed.hosts[host];
         engine.end_session(application.peer.index, now_ns);
-        engine.apply(application.peer.index, &options, now_ns);
+        self.bed.ask(host, application.peer, &options);
     }
 
     /// Takes what came, and gives back what was kept long enough.
