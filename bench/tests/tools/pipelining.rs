@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, content, names, wait_until};
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
 use crate::impairments::{start_box, stop};
 
 /// How long what is there of a file is, whose transfer is under way.
@@ -210,5 +210,38 @@ fn a_transfer_goes_on_that_broke_in_the_middle_of_a_message() {
         receiver.end().expect_code(0);
         assert!(fs::read(directory.join(format!("transfer-{count:06}"))).unwrap() == content(LEN));
         assert_eq!(part(&directory), None);
+    }
+}
+
+/// The soak's reader of what arrives sees windows before their messages are whole, and finds bytes that are not those that were sent.
+#[test]
+fn a_wrong_byte_is_found_while_it_arrives() {
+    let Some(bed) = Bed::new() else { return };
+    let check = |host, line: &str| {
+        let line = format!(
+            "messages --interface {INTERFACE} --time-limit 15 --lens 1M --messages 8 --window 16 {line}"
+        );
+        let mut command = bed.command(host, env!("CARGO_BIN_EXE_lm-check"));
+        command.args(line.split_whitespace());
+        Tool::start(command)
+    };
+    for (seed, is_right) in [(1, true), (2, false)] {
+        let receiver = check(Host::Receiver, &format!("--read --seed {seed}"));
+        receiver.wait_for_line("ready");
+        let sent = check(Host::Sender, &format!("--to {RECEIVER} --seed 1")).end();
+        sent.expect_code(0);
+        receiver.signal(Signal::TERM);
+        let report = receiver.end().expect_code(0).json();
+        let faults = report["faults"].as_array().expect("a list").iter();
+        let shown = faults.filter(|fault| {
+            fault
+                .as_str()
+                .is_some_and(|fault| fault.ends_with("was shown and is wrong"))
+        });
+        assert_eq!(shown.count() == 0, is_right, "{report}");
+        assert!(
+            !is_right || report["read"]["early_bytes"].as_u64() > Some(1 << 20),
+            "{report}"
+        );
     }
 }
