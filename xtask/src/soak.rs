@@ -57,7 +57,7 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// More kinds of trouble: `corrupt-unverified`, any byte changed where there are no digests either, which
-    /// nothing notices.
+    /// nothing notices; `reading`, messages are read while they arrive.
     #[arg(long, value_name = "KIND,…", conflicts_with = "admission")]
     with: Option<String>,
     /// The admission between hosts instead of the data path.

@@ -68,7 +68,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    fn new(incoming: Incoming, payload: Vec<u8>) -> Read {
+    pub(super) fn new(incoming: Incoming, payload: Vec<u8>) -> Read {
         assert_eq!(incoming.len(), payload.len() as u64);
         Read {
             incoming,

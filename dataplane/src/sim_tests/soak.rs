@@ -48,6 +48,8 @@ pub(crate) struct Soak {
     pub(crate) races: bool,
     /// Changed bytes anywhere where there are no digests either, so that nothing notices.
     pub(crate) unverified: bool,
+    /// Messages are read while they arrive.
+    pub(crate) reading: bool,
 }
 
 impl Soak {
@@ -60,6 +62,7 @@ impl Soak {
         corrupt: true,
         races: true,
         unverified: false,
+        reading: false,
     };
 
     /// Adds kinds by name.
@@ -67,7 +70,10 @@ impl Soak {
         for name in names.split(',').filter(|name| !name.is_empty()) {
             match name {
                 "corrupt-unverified" => self.unverified = true,
-                other => panic!("{WITH_VARIABLE}: unknown kind {other}; there is corrupt-unverified"),
+                "reading" => self.reading = true,
+                other => {
+                    panic!("{WITH_VARIABLE}: unknown kind {other}; there are corrupt-unverified and reading")
+                }
             }
         }
         self
@@ -89,6 +95,8 @@ pub(crate) struct Report {
     pub(crate) astray: u64,
     /// Sessions that landed after they had begun by the one-copy path.
     pub(crate) changed_over: u64,
+    /// Bytes that were read before their messages had ended.
+    pub(crate) read_early: u64,
     pub(crate) virtual_ns: u64,
     pub(crate) died: bool,
     pub(crate) impaired: [ImpairmentCounters; 2],
@@ -214,6 +222,22 @@ fn a_seed_repeats_itself() {
         let first = soak(seed, &Soak::USUAL).expect("settled");
         assert_eq!(first, soak(seed, &Soak::USUAL).expect("settled"), "seed {seed}");
     }
+}
+
+/// Whatever happens to packets and hosts, what is shown of a message is what was sent, and stays so.
+#[test]
+fn what_is_read_while_it_arrives_is_right() {
+    let kinds = Soak {
+        reading: true,
+        ..Soak::USUAL
+    };
+    let early = (0..SEEDS.end).map(|seed| match caught(seed, &kinds) {
+        Ok(report) => report.read_early,
+        Err(error) => {
+            panic!("seed {seed}: {error}; again: cargo xtask soak --seeds 1 --from {seed} --with reading")
+        }
+    });
+    assert!(early.sum::<u64>() > 1 << 20);
 }
 
 /// Where nothing notices changed bytes, the soak does.

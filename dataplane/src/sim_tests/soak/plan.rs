@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub(super) detour: Option<(usize, u64)>,
     /// Until when after the start each host's places for sessions that land are taken, where its sender begins by the one-copy path.
     pub(super) full_until: Option<[u64; 2]>,
+    /// Both hosts read messages while they arrive.
+    pub(super) reads: bool,
     /// How long an application keeps a message, at most.
     pub(super) keep_max_ns: u64,
 }
@@ -259,6 +261,7 @@ impl Plan {
             death,
             detour,
             full_until,
+            reads: soak.reading,
             keep_max_ns: pick(dice, &[0, 100_000, 20_000_000]),
             bed,
         }

@@ -19,6 +19,7 @@ use crate::opening::spare_frame_count;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
+use crate::sim_tests::audience::Read;
 use crate::sim_tests::bed::{Bed, PORT, fill, is_back_pressure, noise};
 use crate::sim_tests::guard::Guard;
 use crate::sim_tests::transfer::Dice;
@@ -53,6 +54,9 @@ pub(super) struct Application {
     last_landed: Option<u64>,
     incomplete: u64,
     pub(super) held: Vec<(Message, u64)>,
+    /// What it reads while it arrives.
+    reads: Vec<Read>,
+    read_early: u64,
     pub(super) dead: bool,
 }
 
@@ -94,6 +98,8 @@ impl Run {
             last_landed: None,
             incomplete: 0,
             held: Vec::new(),
+            reads: Vec::new(),
+            read_early: 0,
             dead: false,
         });
         let guards = [0usize, 1].map(|host| {
@@ -113,6 +119,11 @@ impl Run {
             }
             Guard::new(engine)
         });
+        if plan.reads {
+            for (application, engine) in applications.iter().zip(&mut bed.hosts) {
+                engine.watch(application.peer);
+            }
+        }
         for (from, what) in plan.impairments.iter().enumerate() {
             bed.wire.impair(from, *what);
         }
@@ -324,9 +335,30 @@ impl Run {
         self.bed.ask(host, application.peer, &options);
     }
 
+    /// Looks at what is shown of messages that arrive, and lets some of them go.
+    fn read(&mut self, host: usize) {
+        let application = &mut self.applications[host];
+        while let Some(incoming) = self.bed.hosts[host].next_incoming() {
+            let payload = payload(self.seed, incoming.tag(), incoming.len() as usize);
+            application.reads.push(Read::new(incoming, payload));
+        }
+        application.reads.retain_mut(|read| {
+            let has_ended = read.incoming.settled().is_some();
+            let was: u64 = read.seen.iter().map(|range| range.end - range.start).sum();
+            let shown: u64 = read.incoming.shown().map(|range| range.end - range.start).sum();
+            let goes = self.dice.roll(if has_ended { 16 } else { 4096 }) == 0;
+            if shown != was || goes {
+                read.check();
+            }
+            application.read_early += if has_ended { 0 } else { shown - was };
+            !goes
+        });
+    }
+
     /// Takes what came, and gives back what was kept long enough.
     fn receive(&mut self, host: usize) -> Result<usize, String> {
         let mut work = 0;
+        self.read(host);
         loop {
             match self.bed.hosts[host].take_message() {
                 Ok(None) => break,
@@ -371,6 +403,14 @@ impl Run {
     pub(super) fn give_back(&mut self, host: usize, at: usize) -> Result<(), String> {
         let (message, _) = self.applications[host].held.swap_remove(at);
         self.check(host, &message, "when it was dropped")?;
+        // The guard writes over what is dropped.
+        let tag = message.tag();
+        let reads = &mut self.applications[host].reads;
+        let is_of_it = |read: &Read| read.incoming.tag() == tag;
+        for read in reads.iter_mut().filter(|read| is_of_it(read)) {
+            read.check();
+        }
+        reads.retain(|read| !is_of_it(read));
         if let Some(Released::Zone { start, len }) = message.released {
             self.guards[host].leave(&mut self.bed.hosts[host], (start, len));
         }
@@ -482,6 +522,9 @@ impl Run {
             }
             self.bed.poll(host);
             self.receive(host)?;
+            for mut read in self.applications[host].reads.drain(..) {
+                read.check();
+            }
             while !self.applications[host].held.is_empty() {
                 self.give_back(host, 0)?;
             }
@@ -513,6 +556,7 @@ impl Run {
                 .sum(),
             changed_over: engines.iter().map(|engine| engine.counters.sessions_landed).sum(),
             astray: engines.iter().map(|engine| engine.counters.sessions_astray).sum(),
+            read_early: a.read_early + b.read_early,
             virtual_ns: impaired_until_ns,
             died: a.dead || b.dead,
             impaired: [0, 1].map(|from| self.bed.wire.impairment_counters(from)),
