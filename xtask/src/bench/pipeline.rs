@@ -22,7 +22,8 @@ use crate::machine::two_cores;
 use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// beside the kernel's TCP and UDP (--only peers); what stands in the device and on the way of that port (--only queue). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
+/// beside the kernel's TCP and UDP (--only peers); what each station does with ten messages (--only flow, which `lm-bench flow` draws); what stands in the device and on the way of that port
+/// (--only queue). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
 /// long they do (--only model; 20 minutes, by itself alone).
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
@@ -51,6 +52,9 @@ const GAINED_LEAST: f64 = 0.85;
 const PEERS_RATIO_MOST: f64 = 0.9;
 /// In each round.
 const MESSAGES: u32 = 3;
+/// What `lm-bench flow` draws.
+const FLOW_LEN: u64 = 16 << 20;
+const FLOW_MESSAGES: u32 = 10;
 /// A round's programs, which take 3 × 3 × 1.15 s at most.
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -184,6 +188,23 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         columns: PARTS,
         most_rounds: None,
     };
+    let flow = |key, title, port: Option<Port>, options: String| {
+        let each = [(FINE, ""), (COARSE, " --whole")].map(|(name, how)| {
+            let options = format!("{options} --messages {FLOW_MESSAGES}{how}");
+            let run =
+                move |bed: &Bed, programs: &Programs| run_ends(bed, &programs.path("lm-bench"), &options);
+            contender(name, port, Box::new(run))
+        });
+        Comparison {
+            key,
+            title,
+            unit: Milliseconds,
+            contenders: each.into(),
+            targets: Vec::new(),
+            columns: &[],
+            most_rounds: Some(1),
+        }
+    };
     let mut all = vec![
         wire_bound,
         core_bound,
@@ -200,6 +221,18 @@ pub(super) fn comparisons() -> Vec<Comparison> {
             "the same, everybody's segmentation offloads on",
             true,
             Vec::new(),
+        ),
+        flow(
+            "flow_port",
+            "ten messages of 16 MiB over 500 Mbit/s",
+            Some(port),
+            format!("--len {FLOW_LEN} --pace {PACE}"),
+        ),
+        flow(
+            "flow_veth",
+            "ten messages of 16 MiB on veth, ChaCha20 to SHA-256",
+            None,
+            format!("--len {FLOW_LEN} --work keystream"),
         ),
     ];
     all.extend(queue::comparisons());
@@ -253,10 +286,17 @@ const COLUMNS: &[Column] = &[
 
 /// One run on a fresh bed.
 fn measure(bed: &Bed, lm_bench: &Path, options: &str) -> Result<Sample> {
+    run_ends(
+        bed,
+        lm_bench,
+        &format!("--len {LEN} --messages {MESSAGES} {options}"),
+    )
+}
+
+fn run_ends(bed: &Bed, lm_bench: &Path, options: &str) -> Result<Sample> {
     let cores = two_cores();
     let launch = |side: &str, core: usize| {
-        let line =
-            format!("pipeline {side} --len {LEN} --messages {MESSAGES} --interface {INTERFACE} {options}");
+        let line = format!("pipeline {side} --interface {INTERFACE} {options}");
         Launch::new(lm_bench)
             .args(line.split(' '))
             .core(core)
