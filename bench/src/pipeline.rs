@@ -11,7 +11,10 @@
 //! All four at once: a window is sent when it is produced, and consumed when it has come. One after the other: the message is sent when all of
 //! it is produced, and consumed when it is whole.
 
+#[expect(unsafe_code, reason = "memory that the kernel reads while it sends")]
+mod loaned;
 mod model;
+mod peers;
 pub mod predict;
 mod work;
 
@@ -25,10 +28,11 @@ use lm_dataplane::{
 };
 use lm_protocol::window::WindowShape;
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::cli::{Failure, chain};
+use peers::Transport;
 use work::{Consumer, Producer, Work};
 
 /// Longest sleep.
@@ -62,6 +66,9 @@ pub struct Args {
     /// Length of each message in bytes
     #[arg(long, default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     len: u64,
+    /// What moves them: LM, or what the kernel has, which knows --work keystream alone and no --whole
+    #[arg(long, value_enum, default_value_t = Transport::Lm)]
+    transport: Transport,
     /// What is produced, shown and consumed at once: the session's windows, in fragments
     #[arg(long, value_parser = crate::cli::parse_window, default_value = "16")]
     window: WindowShape,
@@ -89,29 +96,31 @@ enum Side {
 }
 
 /// When a message passed a station, by the machine's monotonic clock in nanoseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-struct Passed {
-    /// Near: its first byte is produced from here on.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub(crate) struct Passed {
+    /// Near: its first byte is produced from here on, and can be sent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    begins_ns: Option<u64>,
+    pub(crate) begins_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) released_ns: Option<u64>,
     /// Near: all of it is produced; its receiver has confirmed it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    produced_ns: Option<u64>,
+    pub(crate) produced_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    confirmed_ns: Option<u64>,
+    pub(crate) confirmed_ns: Option<u64>,
     /// Far: its first byte can be read, all of it can.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_ns: Option<u64>,
+    pub(crate) first_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    whole_ns: Option<u64>,
+    pub(crate) whole_ns: Option<u64>,
     /// Far: all of it is consumed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    consumed_ns: Option<u64>,
+    pub(crate) consumed_ns: Option<u64>,
     /// How long this end took to produce or to consume it, and to send or to receive it, without what it waited. Receiving a message that is
     /// read when it is whole is not told.
-    worked_ns: u64,
+    pub(crate) worked_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    moved_ns: Option<u64>,
+    pub(crate) moved_ns: Option<u64>,
     /// Of its bytes.
     sha256: String,
 }
@@ -170,6 +179,9 @@ pub struct Report {
     messages: Vec<Passed>,
     /// Processor time of this process for each second that it ran.
     busy: f64,
+    /// Near, where the kernel was asked to send without a copy: whether it copied all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copied: Option<bool>,
 }
 
 fn failed(error: &dyn std::error::Error) -> Failure {
@@ -188,15 +200,22 @@ fn now_ns() -> u64 {
 /// [`Failure`]: the endpoint does not open, a message does not come whole, or it has other bytes.
 pub fn run(args: &Args, ready: impl FnOnce()) -> Result<Report, Failure> {
     let began_ns = now_ns();
-    let messages = match args.side {
-        Side::Near => near(args)?,
-        Side::Far => far(args, ready)?,
+    let (messages, copied) = match (args.transport, args.side) {
+        (Transport::Lm, Side::Near) => (near(args)?, None),
+        (Transport::Lm, Side::Far) => (far(args, ready)?, None),
+        _ if args.whole || args.work != Work::Keystream => {
+            let text = "LM alone has a timetable and --whole; give --work keystream";
+            return Err(Failure::usage(text));
+        }
+        (_, Side::Near) => peers::near(args)?,
+        (_, Side::Far) => (peers::far(args, ready)?, None),
     };
     let spent = clock_gettime(ClockId::ProcessCPUTime);
     let spent_ns = spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64;
     Ok(Report {
         messages,
         busy: spent_ns as f64 / (now_ns() - began_ns) as f64,
+        copied,
     })
 }
 
@@ -289,17 +308,22 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
             true => send_whole(&mut end, peer, producer, (begins_ns, slower))?,
             false => send(&mut end, peer, producer, (begins_ns, slower))?,
         };
-        let mut again = Producer::new(args.work, message, 1);
-        let mut hash = Sha256::new();
-        for bytes in timetable.windows() {
-            let mut chunk = vec![0; (bytes.end - bytes.start) as usize];
-            again.fill(bytes.start, &mut chunk);
-            hash.update(chunk);
-        }
-        passed.sha256 = work::hex(hash);
+        passed.sha256 = sha256(args, message);
         messages.push(passed);
     }
     Ok(messages)
+}
+
+/// Of the bytes that are produced of a message.
+fn sha256(args: &Args, message: u32) -> String {
+    let mut producer = Producer::new(args.work, message, 1);
+    let mut hash = Sha256::new();
+    for bytes in Timetable::of(args).windows() {
+        let mut chunk = vec![0; (bytes.end - bytes.start) as usize];
+        producer.fill(bytes.start, &mut chunk);
+        hash.update(chunk);
+    }
+    work::hex(hash)
 }
 
 /// Fills the payloads of the bytes that a message has next.
@@ -334,19 +358,26 @@ fn send(
     let mut writer = begin(end, |endpoint| {
         endpoint.peer(peer).begin(timetable.len, producer.tag())
     })?;
-    let mut worked_ns = 0;
+    let (mut worked_ns, mut released_ns) = (0, None);
     for bytes in timetable.windows() {
         timed(&mut worked_ns, || {
             fill(&mut producer, &bytes, writer.payloads_mut());
         });
         end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
+        released_ns.get_or_insert_with(now_ns);
         if bytes.end < timetable.len {
             writer.release(bytes.end).map_err(|error| failed(&error))?;
         }
     }
     writer.finish().map_err(|error| failed(&error))?;
-    let produced_ns = now_ns();
-    sent(end, writer.token(), (begins_ns, produced_ns, worked_ns))
+    let passed = Passed {
+        begins_ns: Some(begins_ns),
+        released_ns,
+        produced_ns: Some(now_ns()),
+        worked_ns,
+        ..Passed::default()
+    };
+    sent(end, writer.token(), passed)
 }
 
 /// The same with a message that is sent when all of it is produced.
@@ -362,27 +393,26 @@ fn send_whole(
         fill(&mut producer, &(0..timetable.len), region.payloads_mut());
     });
     end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
-    let produced_ns = now_ns();
+    let produced_ns = Some(now_ns());
     let token = (end.endpoint)
         .send(region, producer.tag())
         .map_err(|error| failed(&error))?;
-    sent(end, token, (begins_ns, produced_ns, worked_ns))
+    let passed = Passed {
+        begins_ns: Some(begins_ns),
+        released_ns: produced_ns,
+        produced_ns,
+        worked_ns,
+        ..Passed::default()
+    };
+    sent(end, token, passed)
 }
 
 /// What is to be told of a message when it is confirmed.
-fn sent(
-    end: &mut End,
-    token: SendToken,
-    (begins_ns, produced_ns, worked_ns): (u64, u64, u64),
-) -> Result<Passed, Failure> {
-    let confirmed_ns = confirmed(end, token)?;
+fn sent(end: &mut End, token: SendToken, passed: Passed) -> Result<Passed, Failure> {
     Ok(Passed {
-        begins_ns: Some(begins_ns),
-        produced_ns: Some(produced_ns),
-        confirmed_ns: Some(confirmed_ns),
-        worked_ns,
+        confirmed_ns: Some(confirmed(end, token)?),
         moved_ns: Some(end.moved_ns),
-        ..Passed::default()
+        ..passed
     })
 }
 

@@ -45,6 +45,7 @@ enum Program {
     Compare(suite::MeasureArgs),
     /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
     Report(page::ReportArgs),
+    Flow(page::FlowArgs),
     /// Real time: what of this host spoils it, how late messages are, what the smoother does
     #[command(subcommand)]
     Rt(RealTime),
@@ -120,6 +121,7 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Model => print(&pipeline::predict::run()?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
+        Program::Flow(args) => page::flow(&args)?,
         Program::Rt(RealTime::Cycle(args)) => suite::cycle(&args, ready, print)?,
         Program::Rt(RealTime::Smoothing(args)) => page::smoothing(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),

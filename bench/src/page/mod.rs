@@ -1,8 +1,10 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
-//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts. `smoothing` draws what was not measured.
+//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts. `smoothing` draws what was not measured, and
+//! `flow` what stations did with messages.
 
 mod figures;
+mod flow;
 mod input;
 mod plot;
 mod ratios;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+pub use self::flow::{FlowArgs, flow};
 use self::input::Input;
 pub use self::smoothing::{SmoothingArgs, smoothing};
 use crate::cli::Failure;

@@ -104,7 +104,7 @@ impl Scale {
 }
 
 /// Round values from `low` to `high`: four to eight of them.
-fn round_ticks(low: f64, high: f64, logarithmic: bool) -> Vec<f64> {
+pub(super) fn round_ticks(low: f64, high: f64, logarithmic: bool) -> Vec<f64> {
     if logarithmic {
         let decades = (high / low).log10();
         let factors: &[f64] = match decades {
@@ -294,7 +294,7 @@ pub(super) fn place(value: f64) -> String {
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-fn tick_name(value: f64) -> String {
+pub(super) fn tick_name(value: f64) -> String {
     let text = number(value);
     match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),

@@ -7,6 +7,9 @@
 //! ```
 //!
 //! Chunks are windows, or packets: then a station gives away each, or all of a window when it is whole, f(i−1, the window's last) for f(i−1, j).
+//! Two things that a window's lowest frame decides (I5) are of LM's own. The end of a window lies below that frame of the next one, and is given
+//! away when it landed: f(i−1, the next window's last). And that frame is not posted before the first packet of the window below it landed, nor
+//! sent before word of that came back: f(i, the window's last) ≥ f(i+2, the first of the window before) + the credit's way.
 //! Stations that share a core take turns on it. No I/O, no clock.
 
 /// What a station costs, in nanoseconds. Packets are of one length: what each costs is part of the byte's.
@@ -17,8 +20,22 @@ pub(super) struct Station {
     pub(super) byte_ns: f64,
     /// Stations with the same number never work at the same time.
     pub(super) core: usize,
-    /// Gives chunks away when all of their window is done.
-    pub(super) gives_windows: bool,
+    pub(super) gives: Gives,
+    /// How long word takes that the station behind the next one has the first chunk of a window, for which the last chunk of the window behind
+    /// it waits; `None`: it waits for nobody.
+    pub(super) credit_ns: Option<f64>,
+}
+
+/// When a station gives a chunk away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(super) enum Gives {
+    /// When it is done.
+    #[default]
+    Each,
+    /// When all of its window is done.
+    Window,
+    /// When all of the window behind that is done, too, if there is one.
+    WindowBelow,
 }
 
 impl Station {
@@ -57,6 +74,7 @@ pub(super) fn chunks(len: u64, grain: u64, packet: u64) -> Vec<Chunk> {
 /// When the last station has done the last chunk. Of two stations that could use a core, the one goes first that is inside a window, then the
 /// one that could begin earlier, then the later station.
 pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
+    let of_window = chunks.first().map_or(1, |chunk| chunk.behind + 1);
     let cores = stations.iter().map(|station| station.core + 1).max().unwrap_or(0);
     let mut free_ns = vec![0f64; cores];
     let mut done_ns = vec![Vec::with_capacity(chunks.len()); stations.len()];
@@ -67,9 +85,22 @@ pub(super) fn finished_ns(stations: &[Station], chunks: &[Chunk]) -> f64 {
             let come_ns = match i {
                 0 => (j < chunks.len()).then_some(0.0),
                 _ if j == chunks.len() => None,
-                _ if stations[i - 1].gives_windows => done_ns[i - 1].get(j + chunks[j].behind).copied(),
-                _ => done_ns[i - 1].get(j).copied(),
+                _ => {
+                    let given = match stations[i - 1].gives {
+                        Gives::Each => j,
+                        Gives::Window => j + chunks[j].behind,
+                        Gives::WindowBelow => (j + chunks[j].behind + of_window).min(chunks.len() - 1),
+                    };
+                    done_ns[i - 1].get(given).copied()
+                }
             }?;
+            let come_ns = match stations[i].credit_ns {
+                Some(credit_ns) if chunks[j].behind == 0 && j >= of_window => {
+                    let before = (j / of_window - 1) * of_window;
+                    f64::max(come_ns, done_ns[i + 2].get(before)? + credit_ns)
+                }
+                _ => come_ns,
+            };
             let last_ns = done_ns[i].last().copied().unwrap_or(0.0);
             let ready_ns = f64::max(come_ns, last_ns);
             let begins_ns = ready_ns.max(free_ns[stations[i].core]);
@@ -100,13 +131,17 @@ pub(super) fn latency_ns(stations: &[Station], len: u64, grain: u64, packet: u64
     finished_ns(stations, &chunks(len, grain, packet))
 }
 
-/// How long each of many such messages takes, whatever the grain of their overlap (equations 2 and 4): as long as the busiest core.
+/// How long each of many such messages takes, whatever the grain of their overlap (equations 2 and 4): as long as the busiest core, or as word of
+/// every other window.
 pub(super) fn period_ns(stations: &[Station], len: u64, grain: u64) -> f64 {
+    let windows = len.div_ceil(grain);
     let mut busy_ns = vec![0f64; stations.iter().map(|station| station.core + 1).max().unwrap_or(0)];
     for station in stations {
-        busy_ns[station.core] += station.alone_ns(len.div_ceil(grain), len);
+        busy_ns[station.core] += station.alone_ns(windows, len);
     }
-    busy_ns.into_iter().fold(0.0, f64::max)
+    let credit_ns = stations.iter().filter_map(|station| station.credit_ns);
+    let words_ns = credit_ns.map(|credit_ns| credit_ns * windows as f64 / 2.0);
+    busy_ns.into_iter().chain(words_ns).fold(0.0, f64::max)
 }
 
 /// What a station took for all of a message.

@@ -111,7 +111,7 @@ fn packets_overlap_inside_a_window() {
     let way = [station(0.0, 1.0, 0), station(0.0, 1.0, 1)];
     assert_eq!(latency_ns(&way, 40, 20, 10), 50.0);
     let mut windows = way;
-    windows[0].gives_windows = true;
+    windows[0].gives = Gives::Window;
     assert_eq!(latency_ns(&windows, 40, 20, 10), 60.0);
     // The last window may be shorter, and costs as much as another.
     windows[0].window_ns = 3.0;
@@ -129,11 +129,31 @@ fn packets_overlap_inside_a_window() {
         let mut stations = stations(case);
         stations
             .iter_mut()
-            .for_each(|station| station.gives_windows = true);
+            .for_each(|station| station.gives = Gives::Window);
         let len = 1 + split_mix(case, 100) % 100_000;
         let [whole, cut] = [5000, 1000].map(|packet| latency_ns(&stations, len, 5000, packet));
         assert!((whole / cut - 1.0).abs() < 1e-9, "case {case}: {whole} {cut}");
     }
+}
+
+/// Windows of 20 bytes in packets of 10 (I5).
+#[test]
+fn a_window_waits_for_the_lowest_packet_of_the_next_and_that_for_credit() {
+    let mut way = [station(0.0, 1.0, 0), station(0.0, 1.0, 1)];
+    way[0].gives = Gives::Window;
+    assert_eq!(latency_ns(&way, 60, 20, 10), 80.0);
+    // Given away at 40, 60 and 60, the last one at its own end.
+    way[0].gives = Gives::WindowBelow;
+    assert_eq!(latency_ns(&way, 60, 20, 10), 100.0);
+    assert_eq!(latency_ns(&way, 20, 20, 10), 40.0);
+    let mut way = [station(0.0, 1.0, 0), station(0.0, 0.0, 1), station(0.0, 0.0, 2)];
+    way[0].credit_ns = Some(15.0);
+    assert_eq!(latency_ns(&way, 80, 20, 10), 80.0);
+    // The last of the second window at 10 + 100, so that the first of the third ends at 130; the last of the fourth at 130 + 100.
+    way[0].credit_ns = Some(100.0);
+    assert_eq!(latency_ns(&way, 40, 20, 10), 120.0);
+    assert_eq!(latency_ns(&way, 80, 20, 10), 240.0);
+    assert_eq!(period_ns(&way, 80, 20), 200.0);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! was not measured, and of faster links.
 //!
 //! Produce and send share a core, and land and consume another one, unless a timetable paces producer and consumer, who sleep then. What takes
-//! time and is no station's work counts as the link's: wake-ups, announcements, credit. A link with a rate has its cost of a byte by that rate;
-//! elsewhere that is fitted, too. Who sends a message when it is whole overlaps only sending, link and landing.
+//! time and is no station's work counts as the link's: wake-ups, announcements. A link with a rate has its cost of a byte by that rate; where
+//! there is none bytes cost nothing between two cores, and how long credit takes is fitted, too: elsewhere a window takes longer. Who sends a message when it is whole overlaps only sending, link and landing.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::FRAGMENT;
-use super::model::{Point, Station, fit, latency_ns, loss, period_ns};
+use super::model::{Gives, Point, Station, fit, latency_ns, loss, period_ns};
 use crate::cli::{Failure, chain};
 
 /// A message of a kind: how it was measured, if it was.
@@ -46,8 +46,6 @@ struct Times {
     send_ns: f64,
     /// Of messages that are read when they are whole it is not told.
     land_ns: Option<f64>,
-    /// From all produced to all that can be read, where nothing is sent before and nothing consumed meanwhile.
-    way_ns: Option<f64>,
     consume_ns: f64,
 }
 
@@ -68,9 +66,9 @@ const PRODUCER: usize = 2;
 const LINK: usize = 3;
 const CONSUMER: usize = 4;
 
-/// The most that a link's costs are sought in: what a message waits for sleepers, and a link of 1 Gbit/s.
+/// The most that is sought in: what a message waits for sleepers, and what credit takes.
 const LINK_MESSAGE_NS: f64 = 10e6;
-const LINK_BYTE_NS: f64 = 8.0;
+const CREDIT_NS: f64 = 1e6;
 
 /// Rates that are foretold, in bits a second, and lengths; what of a rate is left for payload.
 const RATES: [u64; 4] = [2, 10, 25, 100];
@@ -110,18 +108,14 @@ impl Stations {
         let mut stations = Stations {
             produce: works(PRODUCER, |times| Some(times.produce_ns))?,
             send: of(runs, |times| Some(times.send_ns), NEAR)?,
-            // Whoever reads messages when they are whole sees the way alone: as long as its slowest station, whichever that is.
-            link: match first.link {
-                Some(rate) => paced(rate, LINK),
-                None => of(runs, |times| times.way_ns, LINK).unwrap_or_default(),
-            },
+            link: first.link.map_or_else(Station::default, |rate| paced(rate, LINK)),
             land: of(runs, land, FAR).or_else(|| of(others, land, FAR))?,
             consume: works(CONSUMER, |times| Some(times.consume_ns))?,
         };
         stations.link.core = LINK;
-        // A window is sent when it is produced, and shown when all of it has landed; in between each packet is for itself.
-        stations.produce.gives_windows = true;
-        stations.land.gives_windows = true;
+        // A window is sent when it is produced, and shown when the next one has landed; in between each packet is for itself.
+        stations.produce.gives = Gives::Window;
+        stations.land.gives = Gives::WindowBelow;
         let missed = |stations: &Stations| {
             let error = |run: &&Run| {
                 let measured_ns = run.times.as_ref().map_or(f64::NAN, |times| times.latency_ns);
@@ -129,10 +123,10 @@ impl Stations {
             };
             runs.iter().map(error).sum::<f64>()
         };
-        // What a message costs, given what a byte does.
-        let with = |byte_ns: f64| {
+        // What a message costs, given what credit takes.
+        let with = |credit_ns: Option<f64>| {
             let mut stations = stations;
-            stations.link.byte_ns = byte_ns;
+            stations.send.credit_ns = credit_ns;
             stations.link.message_ns = least(LINK_MESSAGE_NS, |message_ns| {
                 let mut stations = stations;
                 stations.link.message_ns = message_ns;
@@ -140,10 +134,10 @@ impl Stations {
             });
             stations
         };
-        Some(match stations.link.byte_ns {
-            0.0 => with(least(LINK_BYTE_NS, |byte_ns| missed(&with(byte_ns)))),
-            known => with(known),
-        })
+        Some(with(match first.link {
+            Some(_) => None,
+            None => Some(least(CREDIT_NS, |credit_ns| missed(&with(Some(credit_ns))))),
+        }))
     }
 
     /// Of a kind of message.
@@ -181,7 +175,7 @@ impl Stations {
         };
         json!({
             "produce": cost(&self.produce), "send": cost(&self.send), "link": cost(&self.link), "land": cost(&self.land),
-            "consume": cost(&self.consume),
+            "consume": cost(&self.consume), "credit_us": self.send.credit_ns.map(|credit_ns| credit_ns / 1e3),
         })
     }
 }
@@ -309,14 +303,6 @@ mod tests {
             produce_ns: alone_ns(&stations.produce),
             send_ns: alone_ns(&stations.send),
             land_ns: (!whole).then(|| alone_ns(&stations.land)),
-            way_ns: whole.then(|| {
-                latency_ns(
-                    &[stations.send, stations.link, stations.land],
-                    len,
-                    run.grain(),
-                    FRAGMENT,
-                )
-            }),
             consume_ns: alone_ns(&stations.consume),
         };
         run.times = Some(times);
@@ -330,13 +316,22 @@ mod tests {
             window_ns: 0.0,
             byte_ns,
             core,
-            gives_windows: core == NEAR && byte_ns == 0.5 || byte_ns == 1.1,
+            ..Station::default()
         };
         let stations = Stations {
-            produce: station(100.0, 0.5, NEAR),
-            send: station(2000.0, 1.0, NEAR),
-            link: station(30_000.0, 1.7, LINK),
-            land: station(1000.0, 1.1, FAR),
+            produce: Station {
+                gives: Gives::Window,
+                ..station(100.0, 0.5, NEAR)
+            },
+            send: Station {
+                credit_ns: Some(120_000.0),
+                ..station(2000.0, 1.0, NEAR)
+            },
+            link: station(30_000.0, 0.0, LINK),
+            land: Station {
+                gives: Gives::WindowBelow,
+                ..station(1000.0, 1.1, FAR)
+            },
             consume: station(0.0, 0.6, FAR),
         };
         let lens = (0..8).map(|power| 4096u64 << (2 * power)).take(5);

@@ -140,13 +140,18 @@ impl Consumer {
     ///
     /// It took others.
     pub(super) fn check(self, sha256: &str) -> Result<(), Failure> {
-        match self.work == Work::Keystream && hex(self.hash) != sha256 {
+        let (work, message) = (self.work, self.message);
+        match work == Work::Keystream && self.sha256() != sha256 {
             true => Err(Failure::new(format!(
-                "other bytes were read of message {} than it has",
-                self.message
+                "other bytes were read of message {message} than it has"
             ))),
             false => Ok(()),
         }
+    }
+
+    /// Of what it took, where that is its work.
+    pub(super) fn sha256(self) -> String {
+        hex(self.hash)
     }
 }
 

@@ -291,6 +291,13 @@ const VARIANTS: &[Entry] = &[
         "as LM, what is lost is not sent again",
     ),
     variant(
+        "lm-auto-queue",
+        "LM with an adaptive queue",
+        Ours(Transport::Lm),
+        "--depth auto",
+        "as LM, as many packets at the sending device as keep it busy",
+    ),
+    variant(
         "lm-no-integrity-partial",
         "LM partial without digests",
         Ours(Transport::LmNoIntegrity),

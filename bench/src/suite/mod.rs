@@ -30,7 +30,7 @@ mod tools;
 pub use args::MeasureArgs;
 pub use command::{Measuring, measure};
 pub use end::{Cost, CycleArgs, Cycles, EndArgs, Outcome, cycle, run};
-pub(crate) use end::{Counted, Meter, Metered};
+pub(crate) use end::{Counted, Meter, Metered, Sends};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;

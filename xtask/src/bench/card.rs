@@ -31,8 +31,9 @@ const ROUND_SECONDS: u32 = 15;
 /// What `--short --rounds 1 --json` kept, and every change is compared with.
 const BASELINE: &str = "bench/card.json";
 
-const SYSTEMS: [&str; 10] = [
+const SYSTEMS: [&str; 11] = [
     "lm",
+    AUTO_QUEUE,
     "lm-sleeping",
     "lm-no-integrity",
     "bare",
@@ -43,6 +44,8 @@ const SYSTEMS: [&str; 10] = [
     "tcp",
     "tcp-offloads",
 ];
+/// Measured beside a stream on igb, whose bound it adapts: the others complete at once what they are handed.
+const AUTO_QUEUE: &str = "lm-auto-queue";
 const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 
 /// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
@@ -275,7 +278,8 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
     match system {
         system if system.starts_with(FROZEN) && device == Device::Veth => vec![copy],
         system if system.starts_with(FROZEN) => vec![zero_copy, copy],
-        "lm" | "lm-sleeping" | "bare" if device != Device::Veth => vec![zero_copy, copy],
+        AUTO_QUEUE if device != Device::Igb => Vec::new(),
+        "lm" | "lm-sleeping" | AUTO_QUEUE | "bare" if device != Device::Veth => vec![zero_copy, copy],
         "lm" | "lm-sleeping" | "bare" | "lm-no-integrity" => vec![copy],
         offloads if offloads.ends_with("-offloads") => vec![(None, virtio)],
         _ if virtio => vec![(None, true), (None, false)],
@@ -287,6 +291,7 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
 /// several packets. The kernel's far ends have one peer.
 fn measures(system: &str, what: What, size: u64) -> bool {
     match what {
+        _ if system == AUTO_QUEUE => what == What::Beside && size > 1472,
         What::Stream => system != "bare" || size <= 1472,
         What::RoundTrips if system == "bare" => size <= 1472,
         What::RoundTrips if system.starts_with("udp-gso") => false,

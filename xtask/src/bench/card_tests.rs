@@ -167,6 +167,9 @@ fn only_what_a_system_can_do_is_asked_of_it() {
     assert_eq!(ways(Device::VirtioNet, "tcp"), [(None, true), (None, false)]);
     assert_eq!(ways(Device::VirtioNet, "tcp-offloads"), [(None, true)]);
     assert_eq!(ways(Device::Veth, "lm"), [(copy, false)]);
+    assert!(ways(Device::Veth, AUTO_QUEUE).is_empty() && ways(Device::VirtioNet, AUTO_QUEUE).is_empty());
+    assert_eq!(ways(Device::Igb, AUTO_QUEUE), ways(Device::Igb, "lm"));
+    assert!(measures(AUTO_QUEUE, What::Beside, 7168) && !measures(AUTO_QUEUE, What::Stream, 7168));
     assert!(!measures("udp-gso", What::RoundTrips, 64) && !measures("lm-sleeping", What::Beside, 7168));
     let short = short_rows(2, USECS);
     let names: std::collections::BTreeSet<String> = short.iter().map(Row::name).collect();

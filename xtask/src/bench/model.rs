@@ -111,7 +111,7 @@ impl Kind {
         let whole = if self.whole { " --whole" } else { "" };
         let launch = |side: &str, core: usize| {
             let line = format!(
-                "pipeline {side} --time-limit {} --len {} --messages {messages} --window {} --interface {INTERFACE} {work}{whole}",
+                "--time-limit {} pipeline {side} --len {} --messages {messages} --window {} --interface {INTERFACE} {work}{whole}",
                 limit.as_secs(),
                 self.len,
                 self.window
@@ -163,10 +163,6 @@ fn times(near: &Value, far: &Value) -> Result<Value> {
         "produce_ns": needed(&|sent, _| sent["worked_ns"].as_f64())?,
         "send_ns": needed(&|sent, _| sent["moved_ns"].as_f64())?,
         "land_ns": median(&|_, came| came["moved_ns"].as_f64()),
-        "way_ns": median(&|sent, came| {
-            let whole = came["moved_ns"].is_null();
-            whole.then_some(came["whole_ns"].as_f64()? - sent["produced_ns"].as_f64()?)
-        }),
         "consume_ns": needed(&|_, came| came["worked_ns"].as_f64())?,
     }))
 }

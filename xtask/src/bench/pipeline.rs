@@ -3,7 +3,8 @@
 //! three takes as long: one after the other 3, all at once 1. One after the other is the same program at the last commit that could do no better.
 //!
 //! And where cores are what takes longest: on a veth pair, with a producer and a consumer that do as much as their cores do. Each shares its core
-//! and its thread with an end of the way, so that two and two are one after the other whatever is done.
+//! and its thread with an end of the way, so that two and two are one after the other whatever is done. There, too, what the kernel has for it:
+//! TCP that copies as little as it can, and UDP.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,7 +22,8 @@ use crate::machine::two_cores;
 use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// what stands in the device and on the way of that port (--only queue); and what of a link a stream gets, by short windows and long ones, and in transfers
+/// beside the kernel's TCP and UDP (--only peers); what each station does with ten messages (--only flow, which `lm-bench flow` draws); what stands in
+/// the device and on the way of that port (--only queue); and what of a link a stream gets, by short windows and long ones, and in transfers
 /// that are read and written inside their messages or not (--only link). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
 /// long they do (--only model; 20 minutes, by itself alone).
 ///
@@ -47,8 +49,13 @@ const FIRST_MOST: f64 = 5.7;
 /// Where cores bound: of the time that one after the other takes, and of what there is to gain.
 const CORES_RATIO_MOST: f64 = 0.85;
 const GAINED_LEAST: f64 = 0.85;
+/// Of the time that each of the kernel's ways takes.
+const PEERS_RATIO_MOST: f64 = 0.9;
 /// In each round.
 const MESSAGES: u32 = 3;
+/// What `lm-bench flow` draws.
+const FLOW_LEN: u64 = 16 << 20;
+const FLOW_MESSAGES: u32 = 10;
 /// A round's programs, which take 3 × 3 × 1.15 s at most.
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -76,6 +83,25 @@ const FINE: &str = "all at once";
 const WIRE_BOUND: &str = "wire_bound";
 const MODEL: &str = "model";
 const COARSE: &str = "one after the other";
+/// The kernel's ways, each with the windows that it does best with.
+const PEERS: [(&str, &str); 4] = [
+    (
+        "TCP, sendfile",
+        "--work keystream --transport tcp-sendfile --window 44",
+    ),
+    (
+        "TCP, MSG_ZEROCOPY",
+        "--work keystream --transport tcp-zerocopy --window 44",
+    ),
+    (
+        "TCP, io_uring SEND_ZC",
+        "--work keystream --transport io-uring --window 44",
+    ),
+    (
+        "UDP, 64 KiB datagrams",
+        "--work keystream --transport udp --window 44",
+    ),
+];
 const ASKED: &str = "one after the other, less 85 % of what there is to gain";
 
 /// All of it.
@@ -123,6 +149,23 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         let run = move |bed: &Bed, programs: &Programs| measure(bed, &programs.path("lm-bench"), options);
         contender(name, None, Box::new(run))
     };
+    let peers = |key, title, segmentation_offloads: bool, targets| {
+        let all = [(FINE, "--work keystream")].into_iter().chain(PEERS);
+        let each = all.map(|(name, options)| {
+            let mut one = cores(name, options);
+            one.bed.segmentation_offloads = segmentation_offloads;
+            one
+        });
+        Comparison {
+            key,
+            title,
+            unit: Milliseconds,
+            contenders: each.collect(),
+            targets,
+            columns: &[],
+            most_rounds: None,
+        }
+    };
     let asked = |bed: &Bed, programs: &Programs| {
         let sample = measure(bed, &programs.path("lm-bench"), "--work keystream --whole")?;
         Ok(Sample {
@@ -146,7 +189,53 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         columns: PARTS,
         most_rounds: None,
     };
-    let mut all = vec![wire_bound, core_bound];
+    let flow = |key, title, port: Option<Port>, options: String| {
+        let each = [(FINE, ""), (COARSE, " --whole")].map(|(name, how)| {
+            let options = format!("{options} --messages {FLOW_MESSAGES}{how}");
+            let run =
+                move |bed: &Bed, programs: &Programs| run_ends(bed, &programs.path("lm-bench"), &options);
+            contender(name, port, Box::new(run))
+        });
+        Comparison {
+            key,
+            title,
+            unit: Milliseconds,
+            contenders: each.into(),
+            targets: Vec::new(),
+            columns: &[],
+            most_rounds: Some(1),
+        }
+    };
+    let mut all = vec![
+        wire_bound,
+        core_bound,
+        peers(
+            "peers",
+            "64 MiB on veth, ChaCha20 to SHA-256, beside the kernel",
+            false,
+            PEERS
+                .map(|(name, _)| Target::RatioAtMost(name, PEERS_RATIO_MOST))
+                .into(),
+        ),
+        peers(
+            "peers_offloads",
+            "the same, everybody's segmentation offloads on",
+            true,
+            Vec::new(),
+        ),
+        flow(
+            "flow_port",
+            "ten messages of 16 MiB over 500 Mbit/s",
+            Some(port),
+            format!("--len {FLOW_LEN} --pace {PACE}"),
+        ),
+        flow(
+            "flow_veth",
+            "ten messages of 16 MiB on veth, ChaCha20 to SHA-256",
+            None,
+            format!("--len {FLOW_LEN} --work keystream"),
+        ),
+    ];
     all.extend(queue::comparisons());
     all.extend(links::comparisons());
     all
@@ -199,10 +288,17 @@ const COLUMNS: &[Column] = &[
 
 /// One run on a fresh bed.
 fn measure(bed: &Bed, lm_bench: &Path, options: &str) -> Result<Sample> {
+    run_ends(
+        bed,
+        lm_bench,
+        &format!("--len {LEN} --messages {MESSAGES} {options}"),
+    )
+}
+
+fn run_ends(bed: &Bed, lm_bench: &Path, options: &str) -> Result<Sample> {
     let cores = two_cores();
     let launch = |side: &str, core: usize| {
-        let line =
-            format!("pipeline {side} --len {LEN} --messages {MESSAGES} --interface {INTERFACE} {options}");
+        let line = format!("pipeline {side} --interface {INTERFACE} {options}");
         Launch::new(lm_bench)
             .args(line.split(' '))
             .core(core)

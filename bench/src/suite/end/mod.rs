@@ -34,6 +34,7 @@ pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::{Counted, Counts, Meter, Metered};
 use real_time::Sending;
+pub(crate) use tcp::Sends;
 use timetable::Timetable;
 
 use crate::cli::{DeliveryOption, Failure, Mode};

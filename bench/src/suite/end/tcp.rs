@@ -44,12 +44,13 @@ struct Partial {
 }
 
 /// Zero-copy sends: which buffer each of them held, and how far the kernel is.
-struct Sends {
+pub(crate) struct Sends {
     /// Number after the last send of each buffer.
     ends: Vec<u32>,
     started: u32,
     finished: u32,
     turn: usize,
+    copied: bool,
 }
 
 impl Tcp {
@@ -77,15 +78,8 @@ impl Tcp {
             sockopt::set_tcp_congestion(&connection, name)?;
         }
         connection.set_nonblocking(spin)?;
-        let sends = zerocopy.then(|| Sends {
-            ends: vec![0; ZEROCOPY_BUFFERS],
-            started: 0,
-            finished: 0,
-            turn: 0,
-        });
-        if sends.is_some() {
-            sys::set_option(&connection, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)?;
-        }
+        let sends = zerocopy.then(|| Sends::new(&connection, ZEROCOPY_BUFFERS));
+        let sends = sends.transpose()?;
         let message_len = spec.size as usize;
         let gathered = if round_trips {
             message_len
@@ -211,8 +205,30 @@ fn write_all(connection: &mut TcpStream, mut bytes: &[u8], spin: bool) -> io::Re
 }
 
 impl Sends {
+    /// Of so many buffers, which are sent in turns.
+    pub(crate) fn new(connection: &TcpStream, buffers: usize) -> io::Result<Sends> {
+        sys::set_option(connection, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)?;
+        Ok(Sends {
+            ends: vec![0; buffers],
+            started: 0,
+            finished: 0,
+            turn: 0,
+            copied: false,
+        })
+    }
+
+    /// Whether the kernel has copied any, where a packet's way allows nothing else.
+    pub(crate) fn copied(&self) -> bool {
+        self.copied
+    }
+
     /// Sends a buffer, and waits until the next one is free.
-    fn write_all(&mut self, connection: &TcpStream, mut bytes: &[u8], spin: bool) -> io::Result<()> {
+    pub(crate) fn write_all(
+        &mut self,
+        connection: &TcpStream,
+        mut bytes: &[u8],
+        spin: bool,
+    ) -> io::Result<()> {
         let socket = connection.as_raw_fd();
         while !bytes.is_empty() {
             match sys::send_zerocopy(socket, bytes) {
@@ -242,8 +258,9 @@ impl Sends {
     }
 
     fn reap(&mut self, socket: i32) -> io::Result<()> {
-        while let Some(finished) = sys::finished_sends(socket)? {
+        while let Some((finished, copied)) = sys::finished_sends(socket)? {
             self.finished = finished;
+            self.copied |= copied;
         }
         Ok(())
     }

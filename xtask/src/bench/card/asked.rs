@@ -3,7 +3,7 @@
 use lm_measure::statistics::Summary;
 use serde_json::Value;
 
-use super::{AGREE, Measured, USECS, What};
+use super::{AGREE, AUTO_QUEUE, Measured, USECS, What};
 use crate::vm::checks::card::{ROUND_TRIPS, Row, STREAM_SECONDS, WARM_UP};
 use crate::vm::protocol::Mode;
 
@@ -46,6 +46,7 @@ pub(crate) fn asked(rows: &Value) -> serde_json::Result<Vec<Line>> {
             found.beside_kernel(&mut lines);
             found.alone(&mut lines);
         }
+        found.queue(&mut lines);
         found.beside_bare(&mut lines);
     }
     Ok(lines)
@@ -179,6 +180,39 @@ impl Found<'_> {
             let words = format!("{:.0} µs", p99.median / 1e3);
             lines.push(self.judged(format!("p99 beside p50, {kind}"), 2.0, false, ratio, words, &[]));
         }
+    }
+
+    /// A small message beside a stream where the bound of what a device has adapts (E-UDP §4.2), and where it is fixed; and that stream.
+    fn queue(&self, lines: &mut Vec<Line>) {
+        let row = &self.one.row;
+        let Some(fixed) = (row.system == AUTO_QUEUE)
+            .then(|| self.other("lm", row.mode, row.size))
+            .flatten()
+        else {
+            return;
+        };
+        let mode = row.mode.map_or("", Mode::option);
+        let median = |of: &[f64]| Summary::of(of).map_or(f64::NAN, |summary| summary.median);
+        let mut line = |kind, bound, at_least, of: fn(&Measured) -> &[f64], (scale, unit)| {
+            let (own, others) = (median(of(self.one)), median(of(fixed)));
+            let what = format!("{kind}, {mode}: adaptive queue / fixed");
+            let words = format!("{:.0} : {:.0} {unit}", own / scale, others / scale);
+            lines.push(self.judged(what, bound, at_least, own / others, words, &[fixed]));
+        };
+        line(
+            "64 B beside a stream, p99",
+            0.7,
+            false,
+            |one| &one.p99,
+            (1e3, "µs"),
+        );
+        line(
+            "the stream beside 64 B",
+            0.98,
+            true,
+            |one| &one.beside,
+            (1e6, "Mbit/s"),
+        );
     }
 
     /// Another system that does the same, on the same machine.
@@ -323,6 +357,22 @@ mod tests {
         assert_eq!(streams([1.2e9, 1.2e9])[0].is_met, Some(false));
         let differing = streams([1.5e9, 1.6e9]);
         assert_eq!(differing[0].is_met, None, "no row that was met: {differing:?}");
+    }
+
+    #[test]
+    fn an_adaptive_queue_is_asked_for_less_delay_and_as_much_of_the_stream() {
+        let beside = |system: &str, p99: f64, stream: f64| {
+            let mut row = row(system, "beside", 65_536, &[1e5, 1e5]);
+            row["p99"] = json!([p99, p99]);
+            row["beside"] = json!([stream, stream]);
+            row
+        };
+        let of = |auto: [f64; 2]| {
+            let lines = of(vec![beside(AUTO_QUEUE, auto[0], auto[1]), beside("lm", 1e6, 8e8)]);
+            lines.into_iter().map(|line| line.is_met).collect::<Vec<_>>()
+        };
+        assert_eq!(of([6e5, 7.9e8]), [Some(true), Some(true)]);
+        assert_eq!(of([8e5, 7.7e8]), [Some(false), Some(false)]);
     }
 
     #[test]
