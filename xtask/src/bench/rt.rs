@@ -16,6 +16,7 @@ mod beside;
 mod cycle;
 mod sizes;
 mod under_tcp;
+mod unmodified;
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ pub use under_tcp::under_tcp;
 /// Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400
 /// real-time datagrams a second, one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its
 /// laws, and with others held to their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost
-/// by the port's measured rate.
+/// by the port's measured rate. The same real time beside iperf3's UDP and TCP (`--only iperf3`).
 /// The cycle test (`--only cycle`): how late a message each millisecond is, and why the slowest was, beside cyclictest in the same seconds.
 /// Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
@@ -115,6 +116,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 /// All of them at the paper's rate.
 pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
     let mut all = vec![table_4(LINK, seconds), table_4_smoothed(LINK, seconds)];
+    all.push(unmodified::comparison(LINK, seconds));
     all.extend(under_tcp::all());
     all.extend(sizes::all());
     all.push(beside::comparison());
@@ -176,18 +178,22 @@ pub fn table_4_smoothed(link: BitRate, seconds: f64) -> Comparison {
 fn contender(name: &'static str, how: How, link: BitRate, seconds: f64) -> Contender {
     Contender {
         name,
-        bed: BedConfig {
-            senders: Some(SENDERS),
-            port: Some(Port {
-                rate: link,
-                frames: BUFFER_FRAMES,
-            }),
-            cable: Some(link),
-            // Else a switch brings what is for the receiver to its landing queue, and nothing lands here.
-            queues: 1,
-            ..BedConfig::default()
-        },
+        bed: bed_config(link),
         measure: Box::new(move |bed, programs| measure(bed, programs, how, link, seconds)),
+    }
+}
+
+fn bed_config(link: BitRate) -> BedConfig {
+    BedConfig {
+        senders: Some(SENDERS),
+        port: Some(Port {
+            rate: link,
+            frames: BUFFER_FRAMES,
+        }),
+        cable: Some(link),
+        // Else a switch brings what is for the receiver to its landing queue, and nothing lands here.
+        queues: 1,
+        ..BedConfig::default()
     }
 }
 
