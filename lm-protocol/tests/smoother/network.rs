@@ -193,6 +193,9 @@ struct Host {
     missed_ns: VecDeque<u64>,
     /// Losses that a report has told of.
     lost: u64,
+    /// When the port dropped real-time packets that its host has not answered with a lower rate, and how long others waited for one.
+    dropped_ns: Vec<u64>,
+    answered_ns: Vec<u64>,
     real_time: Tally,
     others: Tally,
     /// When each event comes, and the earliest of them.
@@ -307,6 +310,13 @@ impl Network {
 
     pub(crate) fn real_time(&self) -> Tally {
         self.hosts.iter().map(|host| host.real_time).sum()
+    }
+
+    /// How long each dropped real-time packet waited for its host's lower rate.
+    pub(crate) fn answered_ns(&self) -> impl Iterator<Item = u64> {
+        self.hosts
+            .iter()
+            .flat_map(|host| host.answered_ns.iter().copied())
     }
 
     pub(crate) fn others(&self) -> Tally {
@@ -431,12 +441,14 @@ impl Host {
             reports: VecDeque::new(),
             missed_ns: VecDeque::new(),
             lost: 0,
+            dropped_ns: Vec::new(),
+            answered_ns: Vec::new(),
             real_time: Tally::default(),
             others: Tally::default(),
             due_ns: [NEVER; EVENTS.len()],
             next_ns: NEVER,
         };
-        host.told(|_| {});
+        host.told(0, |_| {});
         host
     }
 
@@ -507,7 +519,10 @@ impl Host {
                 self.in_port.push_back(Frame { through_ns, ..frame });
                 self.due_ns[Event::Received as usize] = self.in_port[0].through_ns;
             }
-            (_, false) => self.real_time.port_drops += 1,
+            (_, false) => {
+                self.real_time.port_drops += 1;
+                self.dropped_ns.push(frame.through_ns);
+            }
         }
     }
 
@@ -548,7 +563,7 @@ impl Host {
         self.due_ns[Event::Report as usize] = next;
         let lost = (report.lost - self.lost) as u32;
         self.lost = report.lost;
-        self.told(|smoother| {
+        self.told(now_ns, |smoother| {
             if lost > 0 {
                 smoother.lost(lost, now);
             }
@@ -559,7 +574,7 @@ impl Host {
     fn missed(&mut self, now_ns: u64) {
         self.missed_ns.pop_front();
         self.due_ns[Event::Missed as usize] = self.missed_ns.front().copied().unwrap_or(NEVER);
-        self.told(|smoother| smoother.lost(1, Time::from_nanos(now_ns)));
+        self.told(now_ns, |smoother| smoother.lost(1, Time::from_nanos(now_ns)));
     }
 
     fn refresh(&mut self, now_ns: u64) {
@@ -567,17 +582,22 @@ impl Host {
         self.departures[4] = 0;
         self.refreshed_ns.rotate_left(1);
         self.refreshed_ns[4] = now_ns;
-        self.told(|smoother| smoother.advance(Time::from_nanos(now_ns)));
+        self.told(now_ns, |smoother| smoother.advance(Time::from_nanos(now_ns)));
         let smoother = self.smoother.as_ref().unwrap();
         self.due_ns[Event::Refresh as usize] = smoother.next_refresh().as_nanos();
     }
 
     /// The smoother is told something; then the kernel's class is set if its rate is another by 2 %.
-    fn told(&mut self, what: impl FnOnce(&mut Smoother)) {
+    fn told(&mut self, now_ns: u64, what: impl FnOnce(&mut Smoother)) {
         let Some(smoother) = &mut self.smoother else {
             return;
         };
+        let before = smoother.rate().credits_per_second();
         what(smoother);
+        if smoother.rate().credits_per_second() < before {
+            self.answered_ns
+                .extend(self.dropped_ns.drain(..).map(|dropped_ns| now_ns - dropped_ns));
+        }
         let rate = f64::from(smoother.rate().credits_per_second());
         let Some(htb) = &mut self.htb else {
             self.leaf_frames = leaf_frames(rate);
