@@ -107,7 +107,7 @@ struct lm_rt_stats {
     uint64_t refused_packets;    /* for another number, or that nobody understands */
     uint64_t refused_reports;    /* that cannot be true */
     uint64_t credits_per_second; /* packets of others that the smoother lets go; 0: there is none */
-    uint64_t holds_kernel;       /* not 0: so it does with TCP and UDP of this host; 0 behind the daemon, whose business that is */
+    uint64_t holds_kernel;       /* not 0: TCP and UDP of this host get what that leaves */
     struct lm_rt_percentiles latency_ns;    /* from sending to receiving, where the socket has LM_RT_SAME_HOST */
     struct lm_rt_percentiles jitter_ns;     /* by how much that differs from the message before */
     struct lm_rt_percentiles delay_ns;      /* above the fastest of the last ten seconds */

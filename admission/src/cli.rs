@@ -82,7 +82,8 @@ SIGNALS
   SIGTERM, SIGINT  sessions end, their hosts are told, nothing is left
   SIGUSR1          ends, and leaves everything for the next daemon: sessions
                    go on meanwhile, as after a crash
-  SIGHUP           reads allow lists, limits, peers, key and log level again
+  SIGHUP           reads allow lists, limits, peers, key, link rate and log
+                   level again
 
 EXIT CODES
   0  done

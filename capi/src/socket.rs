@@ -343,8 +343,7 @@ impl Socket {
 
     /// What the smoother lets others send, if there is one, and whether the kernel is held to it.
     pub(crate) fn smoothed(&self) -> (Option<u32>, bool) {
-        let kernel = self.real_time.kernel_traffic();
-        (self.real_time.credits_per_second(), kernel.is_some())
+        (self.real_time.credits_per_second(), self.real_time.holds_kernel())
     }
 
     fn is_locked(&self) -> bool {

@@ -57,6 +57,9 @@ pub(crate) struct Sent {
     is_over: AtomicBool,
     /// Messages of which something left: the number of the next one.
     next: AtomicU32,
+    /// The newest that a report told of, and its sums: of those that came, and that did not.
+    reported: AtomicU32,
+    sums: [AtomicU32; 2],
     whole: AtomicU32,
     lost: AtomicU32,
 }
@@ -68,6 +71,8 @@ impl Sent {
             port,
             is_over: AtomicBool::new(false),
             next: AtomicU32::new(0),
+            reported: AtomicU32::new(u32::MAX),
+            sums: Default::default(),
             whole: AtomicU32::new(0),
             lost: AtomicU32::new(0),
         }
@@ -83,24 +88,31 @@ impl Sent {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Takes a report, if it can be true and says something new: one that is repeated is no signal. How many losses are new.
+    /// Takes a report, if it can be true and tells of a message that no report told of before: one that is repeated is no signal. How many
+    /// losses are new.
+    ///
+    /// A receiver that began anew counts from nothing, and only messages behind those that were told of.
     pub(crate) fn take(&self, report: &RtReport) -> Option<u32> {
         // Relaxed: all of this is the endpoint's thread; others only read.
-        let [sent, whole, lost] =
-            [&self.next, &self.whole, &self.lost].map(|sum| sum.load(Ordering::Relaxed));
-        let is_new = serial::at_or_before(whole, report.whole)
-            && serial::at_or_before(lost, report.lost)
-            && (report.whole, report.lost) != (whole, lost);
-        let told = report.whole.wrapping_add(report.lost);
-        let is_possible = serial::precedes(report.newest, sent)
-            && serial::at_or_before(told, sent)
-            && serial::at_or_before(report.late, report.whole);
-        if !is_new || !is_possible {
+        let of = |count: &AtomicU32| count.load(Ordering::Relaxed);
+        let untold = of(&self.next).wrapping_sub(of(&self.reported)).wrapping_sub(1);
+        let ahead = report.newest.wrapping_sub(of(&self.reported));
+        if !(1..=untold).contains(&ahead) || !serial::at_or_before(report.late, report.whole) {
             return None;
         }
-        self.whole.store(report.whole, Ordering::Relaxed);
-        self.lost.store(report.lost, Ordering::Relaxed);
-        Some(report.lost.wrapping_sub(lost))
+        let anew = [report.whole, report.lost];
+        let more = [0, 1].map(|which| anew[which].wrapping_sub(of(&self.sums[which])));
+        let is_possible = |[whole, lost]: &[u32; 2]| {
+            (1..=u64::from(ahead)).contains(&(u64::from(*whole) + u64::from(*lost)))
+        };
+        let [whole, lost] = [more, anew].into_iter().find(is_possible)?;
+        self.reported.store(report.newest, Ordering::Relaxed);
+        for (sum, said) in self.sums.iter().zip(anew) {
+            sum.store(said, Ordering::Relaxed);
+        }
+        self.whole.fetch_add(whole, Ordering::Relaxed);
+        self.lost.fetch_add(lost, Ordering::Relaxed);
+        Some(lost)
     }
 
     /// The number of one more message.
@@ -330,7 +342,11 @@ mod tests {
         // Numbers and sums wrap.
         for begin in [0, u32::MAX - 3] {
             let flow = Sent::new(7, 9);
-            for (count, value) in [(&flow.next, begin.wrapping_add(10)), (&flow.whole, begin)] {
+            for (count, value) in [
+                (&flow.next, begin.wrapping_add(10)),
+                (&flow.reported, begin.wrapping_sub(1)),
+                (&flow.sums[0], begin),
+            ] {
                 count.store(value, Ordering::Relaxed);
             }
             let take = |newest: u32, whole: u32, late: u32, lost: u32| {
@@ -356,5 +372,21 @@ mod tests {
         let flow = Sent::new(7, 9);
         flow.next.store(10, Ordering::Relaxed);
         assert_eq!(flow.take(&report(4, 2, 3, 0)), None, "more late than whole");
+    }
+
+    #[test]
+    fn a_receiver_that_began_anew_is_believed_at_once_and_what_the_old_one_said_no_more() {
+        let flow = Sent::new(7, 9);
+        flow.next.store(2000, Ordering::Relaxed);
+        let old = [report(999, 990, 0, 10), report(1009, 999, 0, 11)];
+        assert_eq!(old.map(|one| flow.take(&one)), [Some(10), Some(1)]);
+        // It cannot have counted what was told of before it began.
+        assert_eq!(flow.take(&report(1014, 3, 0, 3)), None);
+        assert_eq!(flow.take(&report(1014, 3, 0, 2)), Some(2));
+        assert_eq!(flow.take(&report(1016, 5, 0, 2)), Some(0));
+        for replayed in old {
+            assert_eq!(flow.take(&replayed), None, "{replayed:?}");
+        }
+        assert_eq!((flow.whole(), flow.lost()), (1004, 13), "of both");
     }
 }

@@ -121,6 +121,14 @@ impl Smoothing {
         locked(&self.kernel).running.upgrade()
     }
 
+    /// Whether the kernel's traffic follows the smoother, own or the daemon's.
+    pub(crate) fn holds_kernel(&self) -> bool {
+        match &self.source {
+            Source::Daemons(lease) => lease.with(Credits::holds_kernel),
+            Source::Nothing | Source::Own(_) => self.follower().is_some_and(|own| own.traffic().is_some()),
+        }
+    }
+
     /// The follower that a socket keeps alive, if one is wanted.
     pub(crate) fn follow(self: &Arc<Self>) -> Option<Arc<Follower>> {
         let mut kernel = locked(&self.kernel);
@@ -151,11 +159,12 @@ impl Followed for Smoothing {
         self.begun.0 + self.begun.1.elapsed()
     }
 
-    fn refreshed(&self, kernels_per_second: u32, they_wait: bool) -> (u32, Time) {
+    fn refreshed(&self, kernel: Option<(u32, bool)>) -> (u32, Time) {
         let Source::Own(smoother) = &self.source else {
             // A daemon's has its own follower.
             return (0, Time::MAX);
         };
+        let (kernels_per_second, they_wait) = kernel.unwrap_or_default();
         let mut smoother = locked(smoother);
         if they_wait {
             smoother.credits().others_wait();

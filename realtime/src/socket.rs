@@ -243,9 +243,14 @@ impl RealTime {
         self.0.smoothing.hold_kernel(interface, foreign);
     }
 
-    /// What of the kernel's traffic has left, and what waits, at the last refresh; `None`: it does not follow the smoother.
+    /// What of the kernel's traffic has left, and what waits, at the last refresh; `None`: it does not follow the endpoint's own smoother.
     pub fn kernel_traffic(&self) -> Option<Traffic> {
         self.0.smoothing.follower()?.traffic()
+    }
+
+    /// Whether the kernel's traffic follows the smoother: that of the endpoint, or behind the admission daemon the daemon's.
+    pub fn holds_kernel(&self) -> bool {
+        self.0.smoothing.holds_kernel()
     }
 
     /// A socket with this number on the endpoint that real time was made for. All memory that its messages will need is taken here, and locked, and

@@ -364,7 +364,8 @@ impl Config {
             ("control-port", self.control_port != other.control_port),
             ("policy", self.voters != other.voters),
             ("mode", self.mode != other.mode),
-            ("link-rate", self.link_rate != other.link_rate),
+            // Shaping needs what only a start gives.
+            ("link-rate", self.link_rate.is_some() != other.link_rate.is_some()),
             ("replace-qdisc", self.replace_qdisc != other.replace_qdisc),
             ("spin", self.spin != other.spin),
             ("user", self.user != other.user),

@@ -386,7 +386,7 @@ impl Daemon {
         ending
     }
 
-    /// SIGHUP: allow lists, limits, peers, key and log level are read again; what is wrong leaves all as it was.
+    /// SIGHUP: allow lists, limits, peers, key, the link's rate and log level are read again; what is wrong leaves all as it was.
     fn reload(&mut self) {
         let usec = clock::now().as_nanos() as i128 / 1000;
         notify(&[
@@ -407,6 +407,9 @@ impl Daemon {
                 self.config.key_file = config.key_file;
                 (self.set_log)(&config.log);
                 self.config.log = config.log;
+                if self.config.link_rate.is_some() && config.link_rate.is_some() {
+                    self.set_link_rate(config.link_rate);
+                }
                 self.key = key;
                 for attachment in self.attachments.iter_mut().flatten() {
                     attachment.node.set_key(self.key.clone());

@@ -1,5 +1,6 @@
 //! The smoother of an interface, while programs send real-time messages there: they share its credits, and the kernel's traffic follows it.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -50,7 +51,9 @@ impl Followed for Owner {
         clock::now()
     }
 
-    fn refreshed(&self, kernels_per_second: u32, they_wait: bool) -> (u32, Time) {
+    fn refreshed(&self, kernel: Option<(u32, bool)>) -> (u32, Time) {
+        self.credits().set_holds_kernel(kernel.is_some());
+        let (kernels_per_second, they_wait) = kernel.unwrap_or_default();
         let mut smoother = self.smoother();
         if they_wait {
             self.credits().others_wait();
@@ -96,11 +99,10 @@ impl Smoothing {
             );
             Follower::alone(name, followed())
         });
-        Ok(Smoothing {
-            follower: follower.map_err(|what| told(&what))?,
-            owner,
-            map,
-        })
+        let follower = follower.map_err(|what| told(&what))?;
+        // Programs may ask before the first refresh.
+        owner.credits().set_holds_kernel(follower.traffic().is_some());
+        Ok(Smoothing { follower, owner, map })
     }
 
     pub(super) fn status(&self, programs: usize) -> SmootherStatus {
@@ -153,6 +155,22 @@ impl Daemon {
             program.smooths = Some(position);
         }
         Ok(Some((Reply::Smoother, vec![map])))
+    }
+
+    /// Smoothers that programs have begin anew at the rate of another link, with the same page of credits.
+    pub(super) fn set_link_rate(&mut self, link_rate: Option<NonZeroU64>) {
+        if std::mem::replace(&mut self.config.link_rate, link_rate) == link_rate {
+            return;
+        }
+        for attachment in self.attachments.iter_mut().flatten() {
+            if attachment.smoothing.take().is_none() {
+                continue;
+            }
+            match Smoothing::start(attachment, &self.config) {
+                Ok(smoothing) => attachment.smoothing = Some(smoothing),
+                Err(what) => tracing::error!("{what}"),
+            }
+        }
     }
 
     /// Programs that have the smoother of an interface.

@@ -12,6 +12,7 @@ use lm_dataplane::{
 };
 use lm_protocol::smoother::Parameters;
 use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use rustix::process::Signal;
 use xtask::bed::{Host, INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, wait_until};
@@ -185,6 +186,7 @@ fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
     assert!(qdiscs(hosts.host(Side::Left)).contains("htb 4c4d:"));
     for program in &programs {
         assert!(program.real_time.credits_per_second() >= Some(4000));
+        assert!(program.real_time.holds_kernel());
     }
 
     // Each would send all of it: together they send what there is, and real time is not held back.
@@ -273,6 +275,40 @@ fn who_may_not_have_a_smoother_is_told_why() {
 }
 
 #[test]
+fn a_reload_changes_the_rate_of_the_link() {
+    let Some(hosts) = Hosts::new("relink") else {
+        return;
+    };
+    let (file, socket) = (hosts.folder.join("toml"), hosts.socket(Side::Left));
+    let write = |link: &str| {
+        let text = format!(
+            "interface = [\"{INTERFACE}\"]\nkey-file = {:?}\nsocket = {socket:?}\nstate-dir = {:?}\nallow-uid = [0]\n{link}\n",
+            hosts.key(),
+            hosts.folder.join("Left")
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write("link-rate = \"100M\"");
+    let mut daemon = hosts.tool(Side::Left, ["--config".as_ref(), file.as_os_str()]);
+    daemon.await_text("serving").unwrap();
+    wait_until("the socket is there", || socket.exists());
+    let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
+    let rate = || shared.as_ref().rate().credits_per_second();
+    assert_eq!(rate(), 4000);
+    write("link-rate = \"500M\"");
+    daemon.signal(Signal::HUP);
+    daemon.await_text("read again").unwrap();
+    assert_eq!(rate(), 20_000);
+    assert!(shared.as_ref().holds_kernel());
+    // Without any there is no smoother, and programs have this one.
+    write("");
+    daemon.signal(Signal::HUP);
+    daemon.await_text("link-rate has changed: restart").unwrap();
+    assert_eq!(rate(), 20_000);
+    daemon.stop().unwrap();
+}
+
+#[test]
 fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let Some(hosts) = Hosts::new("qdisc") else { return };
     let left = hosts.host(Side::Left);
@@ -287,6 +323,7 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     // Credits come all the same.
     let status = smoother(&daemon);
     assert_eq!((status.holds_kernel, status.packets_per_second), (false, 4000));
+    assert!(!shared.as_ref().holds_kernel());
     shared.as_ref().tell_lost(1);
     wait_until("the daemon hears of it", || {
         smoother(&daemon).packets_per_second < 4000
@@ -303,7 +340,7 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let replaces = [&LINK[..], &["--replace-qdisc"]].concat();
     let daemon = hosts.daemon_with(Side::Left, &replaces);
     let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
-    assert!(smoother(&daemon).holds_kernel);
+    assert!(smoother(&daemon).holds_kernel && shared.as_ref().holds_kernel());
     assert!(qdiscs(left).contains("htb 4c4d:"), "{}", qdiscs(left));
     drop(shared);
     wait_until("it is back", || qdiscs(left) == before);

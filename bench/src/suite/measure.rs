@@ -256,6 +256,12 @@ impl Bench {
                 let [here, there] = self.run(&launch, (&near, entry.options), limit, stop)?;
                 let here = outcome(&here)?;
                 took_mode(&here, extent.mode)?;
+                if what == What::Latency && here.lost_messages > 0 {
+                    return Err(Failure::new(format!(
+                        "{} answers are missing",
+                        here.lost_messages
+                    )));
+                }
                 let there = if stop {
                     Outcome::default()
                 } else {

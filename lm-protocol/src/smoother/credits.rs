@@ -119,6 +119,8 @@ pub struct Credits {
     /// For the owner, when it looks: packets that were lost, and the longest delay of a real-time packet.
     pub(super) lost: AtomicU64,
     pub(super) delay_max_ns: AtomicU64,
+    /// Not 0: the kernel's traffic is held to the rate as well.
+    pub(super) kernel: AtomicU64,
 }
 
 impl AsRef<Credits> for Credits {
@@ -341,6 +343,16 @@ impl Credits {
             true => next.min(next_refresh),
             false => next,
         })
+    }
+
+    /// Whether the kernel's traffic is held to the rate as well, as their owner says.
+    pub fn holds_kernel(&self) -> bool {
+        self.kernel.load(Relaxed) != 0
+    }
+
+    /// For their owner: whether it is.
+    pub fn set_holds_kernel(&self, is_held: bool) {
+        self.kernel.store(is_held.into(), Relaxed);
     }
 
     /// For an owner elsewhere: packets were lost on their way, of whatever class.

@@ -4,7 +4,7 @@ use super::*;
 use core::num::NonZeroU64;
 use proptest::prelude::*;
 
-fn words(words: [u64; 13]) -> Credits {
+fn words(words: [u64; 14]) -> Credits {
     let [
         rate,
         period,
@@ -19,6 +19,7 @@ fn words(words: [u64; 13]) -> Credits {
         wanted,
         lost,
         delay,
+        kernel,
     ] = words;
     Credits {
         rate: rate.into(),
@@ -34,6 +35,7 @@ fn words(words: [u64; 13]) -> Credits {
         wanted: wanted.into(),
         lost: lost.into(),
         delay_max_ns: delay.into(),
+        kernel: kernel.into(),
     }
 }
 
@@ -45,7 +47,7 @@ fn word() -> impl Strategy<Value = u64> {
 proptest! {
     /// Nobody who takes credits fails by it, and after a period of the owner's others have packets again.
     #[test]
-    fn whatever_a_page_holds_its_owner_mends(page in prop::array::uniform13(word()), is_paper: bool) {
+    fn whatever_a_page_holds_its_owner_mends(page in prop::array::uniform14(word()), is_paper: bool) {
         let law = if is_paper { Law::Paper } else { Law::Paced };
         let parameters = Parameters { law, ..Parameters::of_link(NonZeroU64::new(100_000_000).unwrap(), 1514) };
         let now = Time::from_millis(1000);

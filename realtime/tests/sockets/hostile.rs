@@ -71,6 +71,44 @@ fn hostile_packets_and_reports_change_nothing() {
     assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
 }
 
+/// A receiver knows sixteen flows of a peer; of one that it has forgotten meanwhile it counts from nothing.
+#[test]
+fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
+    let mut bed = Bed::new(Semantics::Copy, 8, &exact(), None);
+    bed.calm();
+    for sent in 1..=3u32 {
+        for _ in 0..20 {
+            bed.sockets[0].send(b"one", options(0, 0)).expect("polled");
+            bed.rounds(1);
+        }
+        bed.rounds(2000);
+        let statistics = bed.sockets[0].statistics();
+        assert_eq!(
+            (statistics.reported_whole, statistics.reported_lost),
+            (20 * sent, 0)
+        );
+        for flow in 0..16 {
+            let packet = RealTimePacket {
+                message: sent,
+                index: 0,
+                count: 1,
+                deadline: None,
+                sent_at: bed.world.now(),
+                message_len: 1,
+                offset: 0,
+                port: PORT,
+                priority: 0,
+                clock: Clock::Host,
+                payload: &[1],
+            };
+            let payload = [packet.payload, &packet.tail()].concat();
+            inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+            bed.round();
+        }
+        while bed.sockets[1].recv().is_some() {}
+    }
+}
+
 /// A packet of an extension's type for host `to`, from the other one.
 fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32; 3]), payload: &[u8]) {
     let header = LmHeader::Extension {

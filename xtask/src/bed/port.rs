@@ -205,7 +205,11 @@ impl Bed {
         Ok(())
     }
 
-    fn drained(&self) -> Result<()> {
+    /// Waits until nothing is left in port and cables.
+    ///
+    /// # Errors
+    /// No switch, or frames still come into it.
+    pub fn drained(&self) -> Result<()> {
         let limit = Instant::now() + DRAIN;
         while self.disciplines()?.iter().any(|one| one["qlen"] != 0) {
             ensure!(
@@ -272,7 +276,7 @@ impl Bed {
 
     /// The buckets of port and cables as `tc -s -j` shows them.
     pub fn disciplines(&self) -> Result<Vec<Value>> {
-        let (switch, _) = self.slow_port()?;
+        let switch = self.switch.as_ref().context("this bed has no switch")?;
         let mut tc = ip::iproute2("tc");
         tc.args(["-n", switch.name(), "-s", "-j", "qdisc", "show"]);
         let output = tc.output().context("cannot start `tc`; install iproute2")?;

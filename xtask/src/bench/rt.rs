@@ -110,7 +110,10 @@ const CLASSES: [Class; 2] = [
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
-    arguments.rounds.measure("rt", tables(seconds), cycle::remarks)
+    arguments.rounds.measure("rt", tables(seconds), |measured| {
+        cycle::remarks(measured);
+        sizes::remarks(measured);
+    })
 }
 
 /// All of them at the paper's rate.

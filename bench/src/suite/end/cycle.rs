@@ -19,7 +19,7 @@ use rustix::thread::{clock_nanosleep_absolute, set_current_timer_slack};
 use rustix::time::{ClockId, Timespec};
 use serde::Serialize;
 
-use super::real_time::{PORT, introduce, open};
+use super::real_time::{ASLEEP, PORT, introduce, open};
 use super::sys;
 use super::timetable::now_ns;
 use crate::cli::{Failure, Mode, chain, parse_seconds};
@@ -275,7 +275,7 @@ pub fn cycle(args: &CycleArgs, ready: impl FnOnce(), print: impl FnOnce(&Cycles)
     let _unlocked = sys::keep_memory();
     let _coarse = set_current_timer_slack(NonZeroU64::new(1));
     let port = if args.to.is_some() { 0 } else { DEFAULT_PORT };
-    let mut endpoint = open(&args.interface, Mode::Auto, port)?;
+    let mut endpoint = open(&args.interface, Mode::Auto, port, ASLEEP)?;
     let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
     let config = SocketConfig {
         drops_late: false,

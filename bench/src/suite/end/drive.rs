@@ -20,6 +20,8 @@ use crate::signals::Interrupt;
 const OVERTIME: Duration = Duration::from_millis(300);
 /// Round trips that are asked for at least, however slow: warm-up and measured.
 const LEAST: u64 = 3;
+/// Messages that have no answer before the first one that has, at most.
+const UNANSWERED_MOST: u64 = 8;
 
 /// What an end has measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -31,7 +33,7 @@ pub struct Outcome {
     pub(crate) bytes: u64,
     /// Messages that arrived whole meanwhile.
     pub(crate) messages: u64,
-    /// Messages that did not.
+    /// Messages that did not; round trips that never ended.
     pub(crate) lost_messages: u64,
     /// The time that counted.
     pub(crate) seconds: f64,
@@ -108,7 +110,7 @@ pub(crate) struct Sent {
 }
 
 /// Asks for round trips: `count` of them, or as many as go in `seconds` after the first answer, which may be late: an address is asked
-/// for, a session opened, or a card has just begun anew.
+/// for, a session opened, or a card has just begun anew. A message whose answer does not come is counted as lost, where nobody repeats it.
 pub(super) fn ask(
     end: &mut dyn End,
     spec: &Spec,
@@ -123,6 +125,7 @@ pub(super) fn ask(
     let started = Instant::now();
     let limit = Duration::from_secs_f64(seconds);
     let mut answered = None;
+    let mut lost = 0;
     // By the clock, the next one may be a while off.
     let progress = rate
         .is_none()
@@ -139,11 +142,16 @@ pub(super) fn ask(
         let from = due.unwrap_or_else(Instant::now);
         end.send(len, number)?;
         end.flush()?;
+        let gives_up = end.give_up_soon();
         let mut came = 0;
-        loop {
+        let is_answered = loop {
             let Some(arrival) = end.receive()? else {
-                return Err(io::Error::other("the answering end has gone"));
+                break false;
             };
+            // Behind its time.
+            if lost > 0 && came == 0 && arrival.number != cut_number(number, len) {
+                continue;
+            }
             came += arrival.bytes;
             if arrival.number != cut_number(number, len) || came > len {
                 return Err(io::Error::other(format!(
@@ -151,21 +159,30 @@ pub(super) fn ask(
                 )));
             }
             if arrival.whole {
-                break;
+                break true;
             }
-        }
+        };
         let elapsed = from.elapsed();
         if let Some(progress) = &progress {
             progress.set(number + 1);
         }
-        if came != len {
+        if !is_answered && !gives_up {
+            return Err(io::Error::other("the answering end has gone"));
+        }
+        if is_answered && came != len {
             return Err(io::Error::other(format!(
                 "an answer of {came} bytes to a message of {len}"
             )));
         }
+        lost += u64::from(!is_answered);
+        if is_answered {
+            answered.get_or_insert_with(Instant::now);
+        } else if answered.is_none() && lost == UNANSWERED_MOST {
+            return Err(io::Error::other("no answer comes from the far end"));
+        }
         // Where time is short, the warm-up is, too.
-        let done = answered.get_or_insert_with(Instant::now).elapsed() >= limit;
-        if number >= warm_up || (done && number + 1 >= LEAST) {
+        let done = answered.is_some_and(|first| first.elapsed() >= limit);
+        if is_answered && (number >= warm_up || (done && number + 1 >= LEAST)) {
             histogram.record_ns(elapsed.as_nanos() as u64);
         }
         if done && number + 1 >= LEAST {
@@ -175,6 +192,7 @@ pub(super) fn ask(
     let cost = meter.end();
     end.close()?;
     Ok(Outcome {
+        lost_messages: lost,
         seconds: started.elapsed().as_secs_f64(),
         cost,
         ..Outcome::of_round_trips(&histogram)
@@ -506,6 +524,37 @@ mod tests {
             .sum();
         // 40 of them are warm-up's or below 10 ms at the latest.
         assert!(waited >= 25, "{waited} of {:?}", outcome.round_trips);
+    }
+
+    /// Of 22 messages, warm-up included, every fifth has no answer, and the answer before that comes once more.
+    #[test]
+    fn answers_that_do_not_come_are_counted() {
+        #[derive(Default)]
+        struct Lossy(Mirror);
+        impl End for Lossy {
+            fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+                self.0.sent.clear();
+                match number % 5 {
+                    4 => Ok(()),
+                    0 if number > 0 => (self.0.send(len, number)).and_then(|()| self.0.send(len, number - 1)),
+                    _ => self.0.send(len, number),
+                }
+            }
+
+            fn receive(&mut self) -> io::Result<Option<Arrival>> {
+                self.0.receive()
+            }
+
+            fn give_up_soon(&mut self) -> bool {
+                true
+            }
+
+            fn end_soon(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let outcome = ask(&mut Lossy::default(), &spec(64), meter(), 20, 60.0, None).unwrap();
+        assert_eq!((outcome.lost_messages, outcome.messages), (4, 16));
     }
 
     #[test]

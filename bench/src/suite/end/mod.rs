@@ -52,6 +52,8 @@ pub(crate) enum Transport {
     LmSleeping,
     /// LM's real-time sockets, never asleep.
     RealTime,
+    /// The same, asleep while there is nothing to do.
+    RealTimeSleeping,
     /// Kernel UDP, a system call for each datagram, asleep while there is none.
     UdpBlocking,
     /// Kernel UDP, a system call for each datagram, never asleep.
@@ -78,7 +80,11 @@ impl Transport {
     pub(crate) const fn is_lm(self) -> bool {
         matches!(
             self,
-            Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::RealTime
+            Transport::Lm
+                | Transport::LmNoIntegrity
+                | Transport::LmSleeping
+                | Transport::RealTime
+                | Transport::RealTimeSleeping
         )
     }
 }
@@ -211,6 +217,11 @@ trait End {
     /// which ordinary programs do not pay.
     fn end_soon(&mut self) -> io::Result<()>;
 
+    /// Has the next `receive` give up after a quarter of a second. `false`: it does not, since what is lost comes again, or since it sleeps.
+    fn give_up_soon(&mut self) -> bool {
+        false
+    }
+
     /// Waits for a time, as the system waits.
     fn wait_until(&mut self, time: Instant) {
         if let Some(left) = time.checked_duration_since(Instant::now()) {
@@ -227,8 +238,32 @@ trait End {
     }
 }
 
-/// How long an end that shall end waits for more.
+/// How long an end that shall end waits for more, and one that never sleeps for an answer.
 const SILENCE: std::time::Duration = std::time::Duration::from_millis(250);
+
+/// How long a receive that never sleeps goes on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Patience {
+    until: Option<Instant>,
+    looks: u32,
+}
+
+impl Patience {
+    fn until(time: Instant) -> Patience {
+        Patience {
+            until: Some(time),
+            looks: 0,
+        }
+    }
+
+    /// Whether it is over. The clock is looked at once in so many times: it would be felt in each.
+    #[inline]
+    fn is_over(&mut self) -> bool {
+        const EVERY: u32 = 64;
+        self.looks += 1;
+        self.looks.is_multiple_of(EVERY) && self.until.is_some_and(|until| Instant::now() >= until)
+    }
+}
 /// A message's number at its start, or as much of it as the message is long.
 const NUMBER_LEN: usize = 8;
 
@@ -339,7 +374,9 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
             Box::new(lm::Lm::open(args, spec, ready)?)
         }
-        Transport::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
+        Transport::RealTime | Transport::RealTimeSleeping => {
+            Box::new(socket::RealTimeEnd::open(args, spec, ready)?)
+        }
         Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
             Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)

@@ -66,8 +66,15 @@ pub(crate) struct Smoothed {
     pub(crate) waiting: u32,
 }
 
-/// An endpoint where nothing lands: what comes, comes by the general channel.
-pub(super) fn open(interface: &str, mode: Mode, port: u16) -> Result<Endpoint, Failure> {
+/// No turn of a round is made without need.
+pub(super) const ASLEEP: IdleStrategy = IdleStrategy {
+    spin: Duration::ZERO,
+    yields: 0,
+    sleep: Some(STEP),
+};
+
+/// An endpoint where nothing lands: what comes, comes by the general channel, and on a card's only queue.
+pub(super) fn open(interface: &str, mode: Mode, port: u16, idle: IdleStrategy) -> Result<Endpoint, Failure> {
     let config = EndpointConfig {
         interface: interface.to_owned(),
         port,
@@ -79,11 +86,7 @@ pub(super) fn open(interface: &str, mode: Mode, port: u16) -> Result<Endpoint, F
             landing_len: 0,
             ..MemoryConfig::default()
         },
-        idle: IdleStrategy {
-            spin: Duration::ZERO,
-            yields: 0,
-            sleep: Some(STEP),
-        },
+        idle,
         ..EndpointConfig::default()
     };
     Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))
@@ -117,7 +120,7 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     let timetable = sending.timetable;
     let system = |error: io::Error| failed(&error);
     timetable.check().map_err(system)?;
-    let mut endpoint = open(&args.interface, spec.mode, 0)?;
+    let mut endpoint = open(&args.interface, spec.mode, 0, ASLEEP)?;
     let parameters = sending.smoother.map(|smoothing| {
         let frame_len = (endpoint.status().device().mtu + ETHERNET_LEN) as u16;
         Parameters {
@@ -229,7 +232,7 @@ pub(super) fn receive(
 ) -> Result<Outcome, Failure> {
     let timetable = sending.timetable;
     timetable.check().map_err(|error| failed(&error))?;
-    let mut endpoint = open(&args.interface, spec.mode, spec.address.port())?;
+    let mut endpoint = open(&args.interface, spec.mode, spec.address.port(), ASLEEP)?;
     let real_time = RealTime::new(&mut endpoint, None, monotonic).map_err(|error| failed(&error))?;
     let mut socket = socket(&mut endpoint, &real_time, spec)?;
     ready();

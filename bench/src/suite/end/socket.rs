@@ -1,15 +1,17 @@
-//! LM's real-time sockets as an [`End`]: never asleep, endpoint and socket on one thread. Nothing holds their messages back, and none waits for
+//! LM's real-time sockets as an [`End`]: endpoint and socket on one thread, which never sleeps unless it is to. Nothing holds their messages back, and none waits for
 //! the other host: a stream hands over as many as leave.
 
 use std::time::Instant;
 use std::{io, net::SocketAddrV4};
 
-use lm_dataplane::{Endpoint, PeerId, RecvError};
+use lm_dataplane::{Endpoint, IdleStrategy, PeerId, RecvError};
 use lm_realtime::{Blocks, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig, monotonic};
 
 use super::lm::failed;
-use super::real_time::{PORT, introduce};
-use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, read_number, write_number};
+use super::real_time::{ASLEEP, PORT, introduce, open};
+use super::{
+    Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, Transport, read_number, write_number,
+};
 use crate::cli::{Failure, chain};
 
 /// Bytes that are handed over and have not left, at most, and of how many messages.
@@ -130,15 +132,21 @@ pub(super) struct RealTimeEnd {
     endpoint: Endpoint,
     socket: Socket,
     is_near: bool,
-    /// Nothing more is waited for from then on.
-    until: Option<Instant>,
+    sleeps: bool,
+    patience: Patience,
 }
 
 impl RealTimeEnd {
     pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<RealTimeEnd, Failure> {
-        let mut endpoint = super::lm::endpoint(args, spec, 1, 1)?;
-        let mut socket = Socket::open(&mut endpoint, spec, spec.size)?;
         let is_near = args.side == Side::Near;
+        let sleeps = spec.transport == Transport::RealTimeSleeping;
+        let port = if is_near { 0 } else { spec.address.port() };
+        let idle = match sleeps {
+            true => ASLEEP,
+            false => IdleStrategy::SPIN,
+        };
+        let mut endpoint = open(&args.interface, spec.mode, port, idle)?;
+        let mut socket = Socket::open(&mut endpoint, spec, spec.size)?;
         match is_near {
             true => socket.connect(&mut endpoint, spec.address)?,
             false => ready(),
@@ -149,7 +157,8 @@ impl RealTimeEnd {
             endpoint,
             socket,
             is_near: is_near || !answers,
-            until: None,
+            sleeps,
+            patience: Patience::default(),
         })
     }
 }
@@ -183,10 +192,13 @@ impl End for RealTimeEnd {
                 }));
             }
             if self.endpoint.poll() == 0 {
-                if self.until.is_some_and(|until| Instant::now() >= until) {
+                if self.patience.is_over() {
                     return Ok(None);
                 }
-                std::hint::spin_loop();
+                match self.sleeps {
+                    true => self.endpoint.wait(SILENCE),
+                    false => std::hint::spin_loop(),
+                }
             }
             // Greetings.
             loop {
@@ -200,8 +212,15 @@ impl End for RealTimeEnd {
     }
 
     fn end_soon(&mut self) -> io::Result<()> {
-        self.until = Some(Instant::now() + SILENCE);
+        self.patience = Patience::until(Instant::now() + SILENCE);
         Ok(())
+    }
+
+    fn give_up_soon(&mut self) -> bool {
+        if !self.sleeps {
+            self.patience = Patience::until(Instant::now() + SILENCE);
+        }
+        !self.sleeps
     }
 
     fn wait_until(&mut self, time: Instant) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::polling::Polling;
 use super::sys::{self, Batch};
-use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, Transport, read_number, write_number};
+use super::{Arrival, End, NUMBER_LEN, Patience, SILENCE, Spec, Task, Transport, read_number, write_number};
 
 /// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
 /// batch; more than this was no faster.
@@ -118,6 +118,7 @@ pub(super) struct Single {
     /// Whether it has to be awake at the time that it waits for, and not only soon after.
     on_time: bool,
     ending: bool,
+    patience: Patience,
     train: Vec<usize>,
     trains: Trains,
     payload: Vec<u8>,
@@ -135,6 +136,7 @@ impl Single {
             spin,
             on_time: matches!(spec.task, Task::RoundTrips { .. }),
             ending: false,
+            patience: Patience::default(),
             payload: vec![0x5a; train[0]],
             train,
             trains: Trains::new(spec),
@@ -170,11 +172,21 @@ impl End for Single {
                 }
                 Err(error) if self.ending && is_silence(&error) => return Ok(None),
                 Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.patience.is_over() {
+                        return Ok(None);
+                    }
                     std::hint::spin_loop();
                 }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn give_up_soon(&mut self) -> bool {
+        if self.spin {
+            self.patience = Patience::until(Instant::now() + SILENCE);
+        }
+        self.spin
     }
 
     fn end_soon(&mut self) -> io::Result<()> {

@@ -27,9 +27,9 @@ pub trait Followed: Send + Sync + 'static {
     /// What time it is for it.
     fn now(&self) -> Time;
 
-    /// Makes the refresh that is due. Meanwhile the kernel sends so many packets a second; `they_wait`: more would leave. Gives λ, in packets a
-    /// second, and when the next refresh is.
-    fn refreshed(&self, kernels_per_second: u32, they_wait: bool) -> (u32, Time);
+    /// Makes the refresh that is due. `kernel`: how many packets a second it sends meanwhile, and whether more would leave; `None`: it is not
+    /// held back. Gives λ, in packets a second, and when the next refresh is.
+    fn refreshed(&self, kernel: Option<(u32, bool)>) -> (u32, Time);
 
     /// What LM has sent.
     fn departures(&self) -> Departures;
@@ -125,7 +125,7 @@ impl Kernel {
     fn shape(interface: &str, foreign: Foreign, followed: &dyn Followed) -> Result<Kernel, String> {
         let shaped = Interface::by_name(interface).map_err(|error: InterfaceError| error.to_string())?;
         let share = Share::new(shaped.mtu);
-        let rate = share.bytes_per_second(followed.refreshed(0, false).0);
+        let rate = share.bytes_per_second(followed.refreshed(None).0);
         let shaping = Shaping::apply(&shaped, rate, foreign).map_err(|error| error.to_string())?;
         Ok(Kernel { shaping, share, rate })
     }
@@ -137,8 +137,8 @@ impl Kernel {
         if now >= refresh {
             self.share.look(Look::new(now, followed.departures(), traffic));
         }
-        let (credits_per_second, next) =
-            followed.refreshed(self.share.packets_per_second(), traffic.waiting > 0);
+        let kernel = (self.share.packets_per_second(), traffic.waiting > 0);
+        let (credits_per_second, next) = followed.refreshed(Some(kernel));
         let wanted = self.share.bytes_per_second(credits_per_second);
         if wanted.abs_diff(self.rate) * CHANGE_PART >= self.rate {
             self.shaping.set_rate(wanted)?;
@@ -154,7 +154,7 @@ fn follow(interface: &str, followed: &dyn Followed, mut kernel: Option<Kernel>, 
     // Acquire: as in `drop`.
     while !told.ends.load(Ordering::Acquire) {
         refresh = match &mut kernel {
-            None => followed.refreshed(0, false).1,
+            None => followed.refreshed(None).1,
             Some(shaped) => shaped.follow(followed, refresh, told).unwrap_or_else(|error| {
                 tracing::warn!(
                     interface,
@@ -169,7 +169,7 @@ fn follow(interface: &str, followed: &dyn Followed, mut kernel: Option<Kernel>, 
     }
     drop(kernel);
     // All of the credits are LM's again.
-    followed.refreshed(0, false);
+    followed.refreshed(None);
 }
 
 /// What had left up to a moment.

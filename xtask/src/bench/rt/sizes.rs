@@ -3,7 +3,7 @@
 //!
 //! Both never sleep, and each end has a core. One run is all sizes, one after the other. A link is a cable from each host to a switch. On one
 //! as much is offered as goes through it, headers of all packets counted: neither end is told when the link is full. On the veth pair it is as
-//! much as leaves. What comes counts.
+//! much as leaves. What comes counts. Neither repeats what is lost: a round trip without an answer has no time, and is counted.
 
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ use lm_measure::rate::BitRate;
 use lm_measure::statistics::Quantile;
 use serde_json::{Map, Value, json};
 
-use super::super::Unit::{Bytes, MbitPerSecond, Microseconds};
-use super::super::{Column, Comparison, Contender, Sample, Target, recipes};
+use super::super::Unit::{Bytes, MbitPerSecond, Microseconds, Percent};
+use super::super::{Column, Comparison, Contender, Measured, Sample, Target, recipes};
+use super::{count, number};
 use crate::bed::{Bed, BedConfig, Launch};
 use crate::ends::{self, Ends};
 use crate::machine::two_cores;
@@ -34,6 +35,8 @@ const ROUND_TRIPS: (u64, u64) = (64, 2000);
 const ROUND_TRIP_SECONDS: f64 = 0.5;
 /// Of a stream: its begin, and what counts.
 const STREAM_SECONDS: [f64; 2] = [0.1, 0.3];
+/// More answers than these that do not come, in percent, say something of the link.
+const LOST_MOST: f64 = 1.0;
 /// What a link is offered, of what it passes.
 const OFFERED_PART: f64 = 0.97;
 /// More rounds than these take longer than they tell.
@@ -64,6 +67,7 @@ macro_rules! link {
     ($name:literal, $peak:literal, $half:expr, [$(($short:literal, $asked:expr)),*], [$($size:literal),*]) => {
         [
             $(asked(concat!("/round_trip_us/", $short), concat!($name, ", ", $short, " B, round trip p50"), Microseconds, $asked),)*
+            asked("/lost_percent", concat!($name, ", round trips lost"), Percent, NOTHING),
             asked("/half_bytes", concat!($name, ", half of the highest bandwidth at"), Bytes, $half),
             asked("/peak_mbit", concat!($name, ", highest bandwidth", $peak), MbitPerSecond, NOTHING),
             $(asked(concat!("/mbit/", $size), concat!($name, ", ", $size, " B, bandwidth"), MbitPerSecond, NOTHING),)*
@@ -186,10 +190,18 @@ fn measure(
     sizes: &[u64],
 ) -> Result<Sample> {
     let mut points = Vec::new();
+    let (mut asked, mut lost) = (0, Map::new());
     let (mut round_trips, mut mbit) = (Map::new(), Map::new());
     for &size in sizes {
-        let took = round_trip_us(bed, programs, system, size).with_context(|| format!("{size} bytes"))?;
-        round_trips.insert(size.to_string(), json!(took));
+        if link.is_some() {
+            // What is left of the stream before belongs to nobody here.
+            bed.drained()?;
+        }
+        let near = round_trip(bed, programs, system, size).with_context(|| format!("{size} bytes"))?;
+        round_trips.insert(size.to_string(), json!(quantile_us(&near, 0.5)?));
+        let unanswered = count(&near, "/lost_messages")?;
+        asked += count(&near, "/messages")? + unanswered;
+        lost.insert(size.to_string(), json!(unanswered));
         let mut ends = Ends::stream(system.transport, size, STREAM_SECONDS);
         if let Some(BitRate(rate)) = link {
             ends = ends.rate(OFFERED_PART * rate as f64 * size as f64 / system.wire_len(size) as f64);
@@ -205,7 +217,10 @@ fn measure(
         .and_then(|size| round_trips[&size.to_string()].as_f64());
     Ok(Sample {
         value: shortest.context("no size")?,
-        report: json!({"round_trip_us": round_trips, "mbit": mbit, "half_bytes": half, "peak_mbit": peak}),
+        report: json!({
+            "round_trip_us": round_trips, "mbit": mbit, "half_bytes": half, "peak_mbit": peak, "lost": lost,
+            "lost_percent": lost.values().filter_map(Value::as_f64).sum::<f64>() / asked as f64 * 100.0,
+        }),
     })
 }
 
@@ -217,14 +232,32 @@ impl System {
     }
 }
 
-fn round_trip_us(bed: &Bed, programs: &Programs, system: System, size: u64) -> Result<f64> {
+/// What of a run of round trips the end that asks has printed.
+fn round_trip(bed: &Bed, programs: &Programs, system: System, size: u64) -> Result<Value> {
     let count = (ROUND_TRIP_BYTES / size).clamp(ROUND_TRIPS.0, ROUND_TRIPS.1) as u32;
     let ends = Ends::round_trips(system.transport, size, count, ROUND_TRIP_SECONDS);
     let [asking, answering] = two_cores();
     let mut far = bed.right().spawn(launch(programs, ends.far(), answering))?;
     far.await_text("ready")?;
     let near = bed.left().spawn(launch(programs, ends.near(), asking))?;
-    quantile_us(&near.finish()?.json()?, 0.5)
+    near.finish()?.json()
+}
+
+/// Says where more is lost than an idle link loses.
+pub(super) fn remarks(measured: &[Measured]) {
+    for (title, (name, _, reports)) in (measured.iter())
+        .filter(|one| one.key.starts_with("a_sizes"))
+        .flat_map(|one| one.results.iter().map(move |result| (one.title, result)))
+    {
+        for report in reports {
+            if let Some(lost) = number(report, "/lost_percent").filter(|lost| *lost > LOST_MOST) {
+                println!(
+                    "{title}: {lost:.1} % of {name}'s answers did not come: {}",
+                    report["lost"]
+                );
+            }
+        }
+    }
 }
 
 pub(super) fn launch(programs: &Programs, words: Vec<String>, core: usize) -> Launch {
