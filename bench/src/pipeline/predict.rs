@@ -3,7 +3,7 @@
 //!
 //! Produce and send share a core, and land and consume another one, unless a timetable paces producer and consumer, who sleep then. What takes
 //! time and is no station's work counts as the link's: wake-ups, announcements. A link with a rate has its cost of a byte by that rate; where
-//! there is none bytes cost nothing between two cores, and how long credit takes is fitted, too: elsewhere a window takes longer. Who sends a message when it is whole overlaps only sending, link and landing.
+//! there is none that is fitted, and how long credit takes: elsewhere a window takes longer. Who sends a message when it is whole overlaps only sending, link and landing.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -66,8 +66,10 @@ const PRODUCER: usize = 2;
 const LINK: usize = 3;
 const CONSUMER: usize = 4;
 
-/// The most that is sought in for what credit takes.
+/// The most that is sought in: what credit takes, and a link of 1 Gbit/s; and how often.
 const CREDIT_NS: f64 = 1e6;
+const LINK_BYTE_NS: f64 = 8.0;
+const PASSES: u32 = 3;
 
 /// Rates that are foretold, in bits a second, and lengths; what of a rate is left for payload.
 const RATES: [u64; 4] = [2, 10, 25, 100];
@@ -125,10 +127,10 @@ impl Stations {
             .iter()
             .map(|run| measured_ns(run))
             .fold(f64::INFINITY, f64::min);
-        // What a message costs, given what credit takes.
-        let with = |credit_ns: Option<f64>| {
+        // What a message costs, given what a byte does and credit takes.
+        let with = |byte_ns: f64, credit_ns: Option<f64>| {
             let mut stations = stations;
-            stations.send.credit_ns = credit_ns;
+            (stations.link.byte_ns, stations.send.credit_ns) = (byte_ns, credit_ns);
             stations.link.message_ns = least(shortest_ns, |message_ns| {
                 let mut stations = stations;
                 stations.link.message_ns = message_ns;
@@ -136,10 +138,16 @@ impl Stations {
             });
             stations
         };
-        Some(with(match first.link {
-            Some(_) => None,
-            None => Some(least(CREDIT_NS, |credit_ns| missed(&with(Some(credit_ns))))),
-        }))
+        if first.link.is_some() {
+            return Some(with(stations.link.byte_ns, None));
+        }
+        // One given the other: long windows show the first, short ones the second.
+        let (mut byte_ns, mut credit_ns) = (0.0, 0.0);
+        for _ in 0..PASSES {
+            credit_ns = least(CREDIT_NS, |credit_ns| missed(&with(byte_ns, Some(credit_ns))));
+            byte_ns = least(LINK_BYTE_NS, |byte_ns| missed(&with(byte_ns, Some(credit_ns))));
+        }
+        Some(with(byte_ns, Some(credit_ns)))
     }
 
     /// Of a kind of message.
