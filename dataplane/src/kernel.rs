@@ -25,16 +25,13 @@ use crate::port::{
     Attend, Attended, Datagrams, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
     RxQueue as _, Socket, Steer, WakeError,
 };
-use crate::queue_poll::{QueuePoller, prefer_busy_polling};
+use crate::queue_poll::{QueuePoller, send_in_calls};
 use crate::ring_queue::{Bell, RingRx, RingTx};
 use crate::udp::UdpPair;
 use crate::waker::Waker;
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
 use side::Side;
-
-/// Packets that a wake-up may take as it sends: what a driver takes at a time (`NAPI_POLL_WEIGHT`).
-const PACKETS_OF_A_CALL: libc::c_int = 64;
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -322,12 +319,7 @@ impl KernelNic {
     /// calls ask a card for an interrupt, which it may hold back. Where that cannot be they go on to.
     fn send_in_calls(&self, xsk: &Xsk) {
         let shared = Napi::shared_by(self.interface_index, xsk.queue());
-        let set = match shared {
-            Ok(Some(_)) => prefer_busy_polling(xsk, PACKETS_OF_A_CALL),
-            Ok(None) => return,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = set {
+        if let Err(error) = send_in_calls(xsk, shared) {
             tracing::debug!("queue {}: packets leave by interrupts: {error}", xsk.queue());
         }
     }

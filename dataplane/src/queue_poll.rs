@@ -25,6 +25,9 @@ const BUSY_POLL_US: libc::c_int = 20;
 /// twice as much no faster.
 const BUDGET: libc::c_int = 128;
 
+/// Packets that a wake-up may take as it sends: what a driver takes at a time (`NAPI_POLL_WEIGHT`).
+const PACKETS_OF_A_CALL: libc::c_int = 64;
+
 /// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs it
 /// again. Longer than two budgets of packets take, because a timer that ends during a poll is lost.
 const KEPT: Deferral = Deferral {
@@ -146,23 +149,7 @@ impl QueuePoller {
     }
 
     fn napi_id(&self) -> io::Result<libc::c_int> {
-        let mut id: libc::c_int = 0;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value and its length are live and belong together.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_INCOMING_NAPI_ID,
-                (&raw mut id).cast(),
-                &raw mut len,
-            )
-        };
-        if result == 0 {
-            Ok(id)
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        option(&self.socket, libc::SO_INCOMING_NAPI_ID)
     }
 }
 
@@ -182,6 +169,37 @@ pub(crate) fn prefer_busy_polling(socket: &impl AsFd, budget: libc::c_int) -> io
     set_option(socket, libc::SO_BUSY_POLL_BUDGET, budget)
 }
 
+/// Has the calls of an AF_XDP socket do its queue's work, both ways, if `shared` says that one instance does ([`Napi::shared_by`]); whether they do.
+///
+/// # Errors
+/// Why the kernel does not say, or what it says to the options; calls wake the driver as before.
+pub(crate) fn send_in_calls(socket: &impl AsFd, shared: io::Result<Option<u32>>) -> io::Result<bool> {
+    match shared? {
+        Some(_) => prefer_busy_polling(socket, PACKETS_OF_A_CALL).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn option(socket: &impl AsFd, option: libc::c_int) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value and its length are live and belong together.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 fn set_option(socket: &impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is a live c_int of the length given.
     let result = unsafe {
@@ -197,5 +215,26 @@ fn set_option(socket: &impl AsFd, option: libc::c_int, value: libc::c_int) -> io
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel before 6.8 has no such question; its answer is an error as well.
+    #[test]
+    fn without_an_answer_packets_leave_by_interrupts() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let polls = || option(&socket, libc::SO_PREFER_BUSY_POLL).unwrap();
+        let refused = Napi::shared_by(1, 99);
+        assert!(refused.is_err(), "the loopback has no such queue");
+        assert!(send_in_calls(&socket, refused).is_err(), "which is told");
+        assert!(!send_in_calls(&socket, Ok(None)).unwrap());
+        assert_eq!(polls(), 0);
+        match send_in_calls(&socket, Ok(Some(1))) {
+            Ok(in_calls) => assert!(in_calls && polls() == 1),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM), "without CAP_NET_ADMIN"),
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lm_measure::mark;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
 use super::socket::is_last;
@@ -105,6 +106,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     for number in 0..args.count + warm_up {
         if number == warm_up {
             meter.begin();
+            mark::pass::<{ mark::BEGIN }>();
         }
         port.prepare(&headers, &number.to_be_bytes());
         let sent = Instant::now();
@@ -132,6 +134,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
             round_trips.record_ns(elapsed.as_nanos() as u64);
         }
     }
+    mark::pass::<{ mark::END }>();
     Ok(Outcome {
         cost: meter.end(),
         ..Outcome::of_round_trips(&round_trips)

@@ -3,6 +3,7 @@
 
 pub(crate) mod asked;
 pub(super) mod baseline;
+mod parts;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,8 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use parts::Parts;
 
 use super::frozen::{self, Revision};
 use crate::bed::leftovers::temporary_folder;
@@ -120,6 +123,9 @@ struct Measured {
     uncounted: Option<String>,
     /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
     interrupts: Option<[f64; 2]>,
+    /// Whose the instructions of a message are.
+    #[serde(default)]
+    parts: Option<Parts>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
 }
@@ -183,6 +189,7 @@ impl Measured {
             doorbells: of_both(&report["counted"], "doorbells"),
             uncounted: report["uncounted"].as_str().map(str::to_owned),
             interrupts: interrupts(),
+            parts: Parts::of(row.what, report),
             failures,
         }
     }
@@ -355,7 +362,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         ..Choice::default()
     };
     let (measured, machines) = measure(rows, &choice, &with)?;
-    print!("{}", table(&measured));
+    print!("{}\n{}", table(&measured), parts::table(&measured));
     if let Some(file) = file {
         file.write(&json!({
             "suite": "card",

@@ -15,8 +15,10 @@ use super::unavailable::{self, Unavailable};
 use crate::bed::Launch;
 use crate::workspace::{cargo, run, target_dir};
 
-/// Crates whose programs are in the guest.
-const PACKAGES: [&str; 2] = ["lm-bench", "xtask"];
+/// Crates whose programs are in the guest, and QEMU's plugin.
+const PACKAGES: [&str; 3] = ["lm-bench", "xtask", "lm-plugin"];
+/// The file of that plugin, beside the programs.
+pub(super) const PLUGIN: &str = "liblm_plugin.so";
 const PROGRAMS: [&str; 5] = ["lm-bench", "lm-check", "lm-recv", "lm-send", "xtask"];
 /// Debian's programs, which are linked with Debian's libraries.
 const TOOLS: [(&str, &str); 3] = [("ip", "usr/sbin"), ("tc", "usr/sbin"), ("ethtool", "usr/sbin")];
@@ -46,7 +48,7 @@ pub(super) fn build(build: Build) -> Result<PathBuf> {
     };
     eprintln!("building the guest's programs");
     run(cargo()
-        .args(["build", "--quiet", "--bins", "--profile", profile])
+        .args(["build", "--quiet", "--bins", "--lib", "--profile", profile])
         .args(PACKAGES.iter().flat_map(|&package| ["--package", package])))?;
     Ok(target_dir()?.join(profile))
 }

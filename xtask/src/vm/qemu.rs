@@ -12,6 +12,8 @@ use crate::bed::Launch;
 
 /// The first QEMU with an igb that works, and with all options that are used here: version 8.2.
 const OLDEST: [u64; 2] = [8, 2];
+/// The first one with version 3 of the interface of plugins.
+const OLDEST_WITH_PLUGINS: [u64; 2] = [9, 1];
 /// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests' own.
 pub const HUGE_PAGES: u32 = 160;
 /// Where Debian has its libraries.
@@ -26,6 +28,8 @@ pub struct Qemu {
     words: Vec<String>,
     /// As it says itself, for example `10.0.2 (Debian 1:10.0.2+ds-2)`.
     pub version: String,
+    /// Whether it takes a plugin such as `xtask/plugin`.
+    pub has_plugins: bool,
 }
 
 impl Qemu {
@@ -49,13 +53,12 @@ impl Qemu {
 
     fn known_by(words: Vec<String>) -> Result<Qemu> {
         let name = words.join(" ");
-        let started = Launch::new(&words[0])
-            .args(&words[1..])
-            .arg("--version")
-            .time_limit(Duration::from_secs(20))
-            .spawn()
-            .and_then(|program| program.finish());
-        let output = started.with_context(|| {
+        let told = |options: &[&str]| {
+            let launch = Launch::new(&words[0]).args(&words[1..]).args(options);
+            let program = launch.time_limit(Duration::from_secs(20)).spawn();
+            program.and_then(|program| program.finish())
+        };
+        let output = told(&["--version"]).with_context(|| {
             format!("cannot start QEMU ({name}); name one that is at least 8.2: --qemu FILE")
         })?;
         let version = version(&output.stdout)
@@ -66,6 +69,9 @@ impl Qemu {
         );
         Ok(Qemu {
             version: version.to_owned(),
+            // One that was built without refuses the option; the file is looked for later.
+            has_plugins: numbers(version) >= OLDEST_WITH_PLUGINS.to_vec()
+                && told(&["-plugin", "none", "--version"]).is_ok(),
             words,
         })
     }
@@ -98,6 +104,8 @@ pub struct MachineConfig<'a> {
     pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
+    /// The plugin that counts instructions, and the file that it writes.
+    pub plugin: Option<[&'a Path; 2]>,
 }
 
 /// What the guest's time is.
@@ -144,6 +152,9 @@ impl MachineConfig<'_> {
             // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of day.
             add("-seed", "1".to_owned());
             add("-rtc", "base=2026-01-01,clock=vm".to_owned());
+        }
+        if let Some([plugin, out]) = self.plugin {
+            add("-plugin", format!("{},out={}", escape(plugin), escape(out)));
         }
         add("-kernel", self.kernel.to_string_lossy().into_owned());
         add("-initrd", self.initramfs.to_string_lossy().into_owned());
@@ -324,6 +335,7 @@ mod tests {
             offloads: false,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
             clock,
+            plugin: None,
         }
         .options()
         .join(" ")

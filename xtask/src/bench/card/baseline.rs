@@ -2,7 +2,9 @@
 
 use anyhow::{Result, ensure};
 
-use super::{BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, short_rows, table};
+use super::{
+    BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, parts, short_rows, table,
+};
 use crate::bench::frozen;
 use crate::vm::qemu::Clock;
 use crate::vm::{Build, Choice};
@@ -27,7 +29,8 @@ pub(crate) fn check() -> Result<()> {
     };
     let mut rows = short_rows(1, USECS);
     let (now, machines) = measure(rows.clone(), &choice(Build::Counted), &[])?;
-    print!("{}", table(&now));
+    print!("{}\n{}", table(&now), parts::table(&now));
+    parts::are_the_whole(&now)?;
     if baseline.rustc == machine::rustc() && is_same(&machines, &baseline.boots) {
         return not_worse(&now, &baseline.rows);
     }
