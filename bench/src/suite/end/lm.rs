@@ -4,8 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, EndpointConfig, LoanError, PeerId, RecvError,
-    SendError,
+    ConnectOptions, DEFAULT_PORT, Depth, EffectiveMode, Endpoint, EndpointConfig, LoanError, PeerId,
+    RecvError, SendError,
 };
 
 use super::drive::HandedOver;
@@ -35,7 +35,10 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         idle,
         window: EndpointConfig::default().receive.window_fragments,
         mtu: None,
-        depth: args.depth,
+        depth: match spec.transport {
+            Transport::LmAutoQueue => Depth::Auto,
+            _ => args.depth,
+        },
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
     };

@@ -49,6 +49,8 @@ pub(crate) enum Transport {
     LmNoIntegrity,
     /// LM that sleeps when there is nothing to do.
     LmSleeping,
+    /// LM whose ends bound what is at the device and on the way by what keeps it busy.
+    LmAutoQueue,
     /// LM's real-time sockets, never asleep.
     RealTime,
     /// Kernel UDP, a system call for each datagram, asleep while there is none.
@@ -77,7 +79,11 @@ impl Transport {
     pub(crate) const fn is_lm(self) -> bool {
         matches!(
             self,
-            Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::RealTime
+            Transport::Lm
+                | Transport::LmNoIntegrity
+                | Transport::LmSleeping
+                | Transport::LmAutoQueue
+                | Transport::RealTime
         )
     }
 }
@@ -332,7 +338,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
     let near = args.side == Side::Near;
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
     Ok(match spec.transport {
-        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
+        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::LmAutoQueue => {
             Box::new(lm::Lm::open(args, spec, ready)?)
         }
         Transport::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
