@@ -293,9 +293,9 @@ const VARIANTS: &[Entry] = &[
     variant(
         "lm-auto-queue",
         "LM with an adaptive queue",
-        Ours(Transport::Lm),
-        "--depth auto",
-        "as LM, as many packets at the sending device as keep it busy",
+        Ours(Transport::LmAutoQueue),
+        "",
+        "as LM, as many packets at the device and on the way as keep both busy",
     ),
     variant(
         "lm-no-integrity-partial",
@@ -380,7 +380,10 @@ impl Entry {
                 _ if what == What::LatencyUnderLoad => {
                     matches!(
                         transport,
-                        Transport::Lm | Transport::LmNoIntegrity | Transport::UdpSpinning
+                        Transport::Lm
+                            | Transport::LmNoIntegrity
+                            | Transport::LmAutoQueue
+                            | Transport::UdpSpinning
                     ) && self.on != Steered
                         && size > 64
                 }

@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
+    ConnectOptions, DEFAULT_PORT, Depth, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
 };
 
 use super::drive::HandedOver;
@@ -33,7 +33,10 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         mode: spec.mode,
         idle,
         mtu: None,
-        depth: args.depth,
+        depth: match spec.transport {
+            Transport::LmAutoQueue => Depth::Auto,
+            _ => args.depth,
+        },
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
     };

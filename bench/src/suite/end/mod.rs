@@ -50,6 +50,8 @@ pub(crate) enum Transport {
     LmNoIntegrity,
     /// LM that sleeps when there is nothing to do.
     LmSleeping,
+    /// LM whose ends bound what is at the device and on the way by what keeps it busy.
+    LmAutoQueue,
     /// LM's real-time sockets, never asleep.
     RealTime,
     /// The same, asleep while there is nothing to do.
@@ -83,6 +85,7 @@ impl Transport {
             Transport::Lm
                 | Transport::LmNoIntegrity
                 | Transport::LmSleeping
+                | Transport::LmAutoQueue
                 | Transport::RealTime
                 | Transport::RealTimeSleeping
         )
@@ -371,7 +374,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
     let near = args.side == Side::Near;
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
     Ok(match spec.transport {
-        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
+        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::LmAutoQueue => {
             Box::new(lm::Lm::open(args, spec, ready)?)
         }
         Transport::RealTime | Transport::RealTimeSleeping => {
