@@ -29,10 +29,20 @@ pub(super) struct Reports {
 
 /// A stream between two ends, on a bed that has been made for it.
 pub(super) fn stream(bed: &Bed, programs: &Programs, ends: &Ends) -> Result<Sample> {
-    let [sending, receiving] = two_cores();
     let lm_bench = programs.path("lm-bench");
     let limit = Duration::from_secs(30);
-    let launch = |words: Vec<String>, core| Launch::new(&lm_bench).args(words).core(core).time_limit(limit);
+    stream_of(bed, ends, |words, core| {
+        Launch::new(&lm_bench).args(words).core(core).time_limit(limit)
+    })
+}
+
+/// The same of programs that are launched with these words, on this core.
+pub(super) fn stream_of(
+    bed: &Bed,
+    ends: &Ends,
+    launch: impl Fn(Vec<String>, usize) -> Launch,
+) -> Result<Sample> {
+    let [sending, receiving] = two_cores();
     let mut receiver = bed.right().spawn(launch(ends.far(), receiving))?;
     receiver.await_text("ready")?;
     let sender = bed.left().spawn(launch(ends.near(), sending))?;

@@ -121,7 +121,7 @@ pub(super) fn ask(
 ) -> io::Result<Outcome> {
     let len = spec.size as usize;
     let mut histogram = LatencyHistogram::new();
-    let warm_up = (count / 10).max(1);
+    let mut warm_up = (count / 10).max(1);
     let started = Instant::now();
     let limit = Duration::from_secs_f64(seconds);
     let mut answered = None;
@@ -180,12 +180,16 @@ pub(super) fn ask(
         } else if answered.is_none() && lost == UNANSWERED_MOST {
             return Err(io::Error::other("no answer comes from the far end"));
         }
-        // Where time is short, the warm-up is, too.
-        let done = answered.is_some_and(|first| first.elapsed() >= limit);
+        // Where time is short, the warm-up is, too: a tenth of it.
+        let passed = answered.map_or(Duration::ZERO, |first| first.elapsed());
+        if passed >= limit / 10 {
+            warm_up = warm_up.min(number + 1);
+        }
+        let done = passed >= limit;
         if is_answered && (number >= warm_up || (done && number + 1 >= LEAST)) {
             histogram.record_ns(elapsed.as_nanos() as u64);
         }
-        if done && number + 1 >= LEAST {
+        if (done || histogram.count() == count) && number + 1 >= LEAST {
             break;
         }
     }

@@ -197,8 +197,10 @@ fn measure(
             // What is left of the stream before belongs to nobody here.
             bed.drained()?;
         }
-        let near = round_trip(bed, programs, system, size).with_context(|| format!("{size} bytes"))?;
-        round_trips.insert(size.to_string(), json!(quantile_us(&near, 0.5)?));
+        let of_size = || format!("{size} bytes");
+        let near = round_trip(bed, programs, system, link, size).with_context(of_size)?;
+        let took = quantile_us(&near, 0.5).with_context(of_size)?;
+        round_trips.insert(size.to_string(), json!(took));
         let unanswered = count(&near, "/lost_messages")?;
         asked += count(&near, "/messages")? + unanswered;
         lost.insert(size.to_string(), json!(unanswered));
@@ -206,7 +208,8 @@ fn measure(
         if let Some(BitRate(rate)) = link {
             ends = ends.rate(OFFERED_PART * rate as f64 * size as f64 / system.wire_len(size) as f64);
         }
-        let stream = recipes::stream(bed, programs, &ends).with_context(|| format!("{size} bytes"))?;
+        let launch = |words, core| on_link(programs, link, words, core);
+        let stream = recipes::stream_of(bed, &ends, launch).with_context(of_size)?;
         points.push((size as f64, stream.value * 1e3));
         mbit.insert(size.to_string(), json!(stream.value * 1e3));
     }
@@ -233,14 +236,33 @@ impl System {
 }
 
 /// What of a run of round trips the end that asks has printed.
-fn round_trip(bed: &Bed, programs: &Programs, system: System, size: u64) -> Result<Value> {
+fn round_trip(
+    bed: &Bed,
+    programs: &Programs,
+    system: System,
+    link: Option<BitRate>,
+    size: u64,
+) -> Result<Value> {
     let count = (ROUND_TRIP_BYTES / size).clamp(ROUND_TRIPS.0, ROUND_TRIPS.1) as u32;
     let ends = Ends::round_trips(system.transport, size, count, ROUND_TRIP_SECONDS);
     let [asking, answering] = two_cores();
-    let mut far = bed.right().spawn(launch(programs, ends.far(), answering))?;
+    let mut far = (bed.right()).spawn(on_link(programs, link, ends.far(), answering))?;
     far.await_text("ready")?;
-    let near = bed.left().spawn(launch(programs, ends.near(), asking))?;
+    let near = (bed.left()).spawn(on_link(programs, link, ends.near(), asking))?;
     near.finish()?.json()
+}
+
+/// What never sleeps gives way to the kernel's threads (`SCHED_IDLE`) where these are the switch: a frame would wait there for a time slice,
+/// 3 ms, and a message of which nothing comes for 2 ms is given up.
+fn on_link(programs: &Programs, link: Option<BitRate>, words: Vec<String>, core: usize) -> Launch {
+    match link {
+        None => launch(programs, words, core),
+        Some(_) => (Launch::new("chrt").args(["-i", "0"]))
+            .arg(programs.path("lm-bench"))
+            .args(words)
+            .core(core)
+            .time_limit(LIMIT),
+    }
 }
 
 /// Says where more is lost than an idle link loses.
