@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use xtask::bed::{Bed, BedConfig, Host, Launch, Port};
-use xtask::bench::{sizes, table_1, table_4, table_4_smoothed, under_tcp};
+use xtask::bench::{sizes, table_4, table_4_smoothed, under_tcp};
 use xtask::ends::Timetable;
 use xtask::workspace::Programs;
 
@@ -387,43 +387,6 @@ fn round_trips_and_bandwidth_are_measured_by_size() {
             (64.0..=4096.0).contains(&number("/half_bytes")),
             "{}",
             sample.report
-        );
-    }
-}
-
-/// Nearly all time of a packet has a layer, each system has its own, and parts make the whole.
-#[test]
-fn a_packets_time_is_told_layer_by_layer() {
-    let (true, Some(programs)) = (is_root(), programs()) else {
-        return;
-    };
-    if Command::new("perf").arg("--version").output().is_err() {
-        return skipped("there is no perf; install linux-perf");
-    }
-    let samples: Vec<_> = (table_1().contenders.iter())
-        .map(|contender| (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap())
-        .collect();
-    let [lm, udp] = &samples[..] else {
-        panic!("{samples:?}");
-    };
-    let us = |sample: &xtask::bench::Sample, layer: usize| sample.report["us"][layer].as_f64().unwrap();
-    for sample in [lm, udp] {
-        let sum: f64 = (0..10).map(|layer| us(sample, layer)).sum();
-        assert!((sum - sample.value).abs() < 1e-6, "{}", sample.report);
-        assert!(
-            sample.report["other_percent"].as_f64() < Some(15.0),
-            "{}",
-            sample.report
-        );
-    }
-    // UDP and IP both ways, and AF_XDP.
-    for (layer, of_lm) in [(1, false), (2, false), (3, true)] {
-        let (its, others) = if of_lm { (lm, udp) } else { (udp, lm) };
-        assert!(
-            us(its, layer) > 4.0 * us(others, layer),
-            "{layer}: {} {}",
-            lm.report,
-            udp.report
         );
     }
 }

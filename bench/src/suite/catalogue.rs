@@ -298,6 +298,13 @@ const VARIANTS: &[Entry] = &[
         "as LM, as many packets at the device and on the way as keep both busy",
     ),
     variant(
+        "real-time-sleeping",
+        "LM's real-time sockets",
+        Ours(Transport::RealTimeSleeping),
+        "",
+        "real-time messages, never repeated; asleep while there is nothing to do",
+    ),
+    variant(
         "lm-no-integrity-partial",
         "LM partial without digests",
         Ours(Transport::LmNoIntegrity),

@@ -49,6 +49,10 @@ const SYSTEMS: [&str; 11] = [
 ];
 /// Measured beside a stream on igb, whose bound it adapts: the others complete at once what they are handed.
 const AUTO_QUEUE: &str = "lm-auto-queue";
+/// Messages of real-time sockets, whose ends sleep as those of blocking UDP do: for table 1 of SS-RTUDP.
+const REAL_TIME: &str = "real-time-sleeping";
+/// More rows have no table of their layers.
+const LAYERED: usize = 4;
 const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 
 /// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
@@ -287,7 +291,7 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
         system if system.starts_with(FROZEN) => vec![zero_copy, copy],
         AUTO_QUEUE if device != Device::Igb => Vec::new(),
         "lm" | "lm-sleeping" | AUTO_QUEUE | "bare" if device != Device::Veth => vec![zero_copy, copy],
-        "lm" | "lm-sleeping" | "bare" | "lm-no-integrity" => vec![copy],
+        "lm" | "lm-sleeping" | REAL_TIME | "bare" | "lm-no-integrity" => vec![copy],
         offloads if offloads.ends_with("-offloads") => vec![(None, virtio)],
         _ if virtio => vec![(None, true), (None, false)],
         _ => vec![(None, false)],
@@ -363,6 +367,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     };
     let (measured, machines) = measure(rows, &choice, &with)?;
     print!("{}\n{}", table(&measured), parts::table(&measured));
+    if measured.len() <= LAYERED {
+        print!("\n{}", parts::layers(&measured));
+    }
     if let Some(file) = file {
         file.write(&json!({
             "suite": "card",

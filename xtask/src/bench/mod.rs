@@ -30,7 +30,7 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-pub use rt::{sizes, table_1, table_4, table_4_smoothed, under_tcp};
+pub use rt::{sizes, table_4, table_4_smoothed, under_tcp};
 pub use target::Target;
 
 use crate::bed::{Bed, BedConfig};

@@ -8,14 +8,13 @@
 //!
 //! **b**, figure 9: round trips beside a TCP stream that takes most of a slow link ([`under_tcp`]).
 //!
-//! **a**, figures 7 and 8: round trips and bandwidth by size, beside kernel UDP's ([`sizes`]), and beside a stream of the same endpoint ([`beside`]);
-//! table 1: where a packet's time goes, layer by layer ([`layers`]).
+//! **a**, figures 7 and 8: round trips and bandwidth by size, beside kernel UDP's ([`sizes`]), and beside a stream of the same endpoint ([`beside`]).
+//! Table 1 is `bench card`'s, by counted instructions.
 //!
 //! **e**: how late a message each millisecond is, beside what waking up takes ([`cycle`]).
 
 mod beside;
 mod cycle;
-mod layers;
 mod sizes;
 mod under_tcp;
 mod unmodified;
@@ -34,7 +33,6 @@ use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, RealTime, Timetable};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
-pub use layers::table_1;
 pub use sizes::sizes;
 pub use under_tcp::under_tcp;
 
@@ -42,7 +40,6 @@ pub use under_tcp::under_tcp;
 ///
 /// Figures 7 and 8 (`--only a_`): round trips and bandwidth of 4 to 65,436 bytes beside kernel UDP's, on a veth pair and on links of 500 and
 /// 100 Mbit/s (`--only sizes`), and round trips beside a stream of the same endpoint (`--only beside`).
-/// Table 1 (`--only table_1`): where a packet's time goes, layer by layer, of both; needs perf (linux-perf).
 /// Figure 9 (`--only under_tcp`): round trips of 64 bytes beside a TCP stream, cubic's and BBR's, that takes most of a link of 100 and of
 /// 500 Mbit/s: of LM with its smoother, of the kernel's UDP marked EF, and of the same with TCP in a class of HTB; beside what each takes
 /// alone, and what waking up takes (cyclictest).
@@ -117,7 +114,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     arguments.rounds.measure("rt", tables(seconds), |measured| {
         cycle::remarks(measured);
         sizes::remarks(measured);
-        layers::remarks(measured);
     })
 }
 
@@ -128,7 +124,6 @@ pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
     all.extend(under_tcp::all());
     all.extend(sizes::all());
     all.push(beside::comparison());
-    all.extend(layers::all());
     all.extend(cycle::all(CYCLE_PART * seconds));
     all
 }

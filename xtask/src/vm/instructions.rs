@@ -8,6 +8,7 @@ use object::{Object as _, ObjectSymbol as _, SymbolKind};
 use serde::{Deserialize, Serialize};
 
 use super::devices::Device;
+use super::layers::{self, LAYERS};
 
 /// Addresses from here on are the kernel's.
 const KERNEL: u64 = 1 << 63;
@@ -29,6 +30,9 @@ pub struct Instructions {
     pub kernel: u64,
     /// Of the cards' driver.
     pub driver: u64,
+    /// By [`LAYERS`].
+    #[serde(default)]
+    pub layers: [u64; LAYERS.len()],
     /// Where most were.
     pub functions: Vec<(String, u64)>,
 }
@@ -82,12 +86,13 @@ impl Symbols {
             }
             let found = self.0.range(..=address).next_back();
             let (name, module) = found.map_or(unknown, |(_, (name, module))| (&**name, &**module));
-            let part = match address {
-                ..KERNEL => &mut sum.programs,
-                _ if device.modules().contains(&module) => &mut sum.driver,
-                _ => &mut sum.kernel,
+            let (part, layer) = match address {
+                ..KERNEL => (&mut sum.programs, layers::PROGRAMS),
+                _ if device.modules().contains(&module) => (&mut sum.driver, layers::DRIVER),
+                _ => (&mut sum.kernel, layers::of(name)),
             };
             *part += count;
+            sum.layers[layer] += count;
             let name = if address < KERNEL && !has_names {
                 "programs"
             } else {
@@ -147,6 +152,8 @@ mod tests {
             (sum.windows, sum.programs, sum.kernel, sum.driver),
             (2, 13, 17, 11)
         );
+        assert_eq!(sum.layers.iter().sum::<u64>(), 2 + 13 + 17 + 11 - 2);
+        assert_eq!(sum.layers[layers::PROGRAMS], 13);
         let named = |name: &str| {
             sum.functions
                 .iter()

@@ -18,6 +18,7 @@ pub mod devices;
 pub mod guest;
 mod image;
 pub mod instructions;
+pub mod layers;
 pub mod machine;
 mod packages;
 pub mod protocol;

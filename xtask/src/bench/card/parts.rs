@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{Measured, What};
 use crate::vm::instructions::Instructions;
+use crate::vm::layers::LAYERS;
 
 /// How long an instruction takes, in nanoseconds (`-icount shift=1`).
 const INSTRUCTION_NS: f64 = 2.0;
@@ -25,6 +26,9 @@ pub(super) struct Parts {
     /// Time in which nobody executed any: what is left of the whole, as instructions. Of round trips it lacks what the asking end does between two of
     /// them, some 450 instructions.
     idle: f64,
+    /// By [`LAYERS`].
+    #[serde(default)]
+    layers: [f64; LAYERS.len()],
     /// Where most were.
     functions: Vec<(String, f64)>,
 }
@@ -57,6 +61,7 @@ impl Parts {
             programs: each(counted.programs),
             kernel: each(counted.kernel),
             driver: each(counted.driver),
+            layers: counted.layers.map(each),
             idle: whole_ns / INSTRUCTION_NS / messages - each(sum),
             functions: (counted.functions.into_iter())
                 .map(|(name, count)| (name, each(count)))
@@ -110,6 +115,30 @@ pub(super) fn table(measured: &[Measured]) -> Table {
         };
         let byte = format!("{:.2}", parts.executed() / bytes as f64);
         table.row([one.row.name(), programs, kernel, driver, idle, byte]);
+    }
+    table
+}
+
+/// Table 1 of SS-RTUDP: layers of each row that was counted, and their share of what was executed.
+pub(super) fn layers(measured: &[Measured]) -> Table {
+    let counted = measured
+        .iter()
+        .filter_map(|one| Some((one.row.name(), one.parts.as_ref()?)));
+    let counted: Vec<_> = counted.collect();
+    let heads = counted.iter().map(|(name, _)| &**name);
+    let heads: Vec<&str> = ["instructions a message", "paper's UDP"]
+        .into_iter()
+        .chain(heads)
+        .collect();
+    let mut table = Table::new(&heads);
+    for (place, layer) in LAYERS.iter().enumerate() {
+        let share = |part: f64, all: f64| format!("{:.1} %", part / all * 100.0);
+        let paper = layer.paper_us.map_or_else(String::new, |us| share(us, 68.1));
+        let cells = counted.iter().map(|(_, parts)| {
+            let executed = parts.layers[place];
+            format!("{executed:.0}, {}", share(executed, parts.executed()))
+        });
+        table.row([layer.name.to_owned(), paper].into_iter().chain(cells));
     }
     table
 }
