@@ -1,42 +1,76 @@
 //! Who runs a queue's NAPI instance where one both receives and sends, as with many cards: the calls that wake the driver. Where each way has an
 //! instance of its own, as igb's while few of its queues are in use, nothing would ever be sent so, and interrupts go on to do it.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::card::LmBench;
-use super::pair::{hosts, require_zero_copy, share_instances};
-use crate::bed::{Bed, Host};
+use super::pair::{Pair, await_link, require_zero_copy, share_instances};
+use crate::bed::{Bed, Host, Launch};
+use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
 
 /// Longer than any command here takes, in seconds.
 const LIMIT: u32 = 200;
+const SOCKET_ROUND_TRIPS: u32 = 50;
 const COMMANDS: [&str; 2] = [
     "latency --systems lm,lm-sleeping --sizes 64,65536 --count 20 --seconds 5",
     "throughput --systems lm-sleeping --sizes 65536 --warm-up 0.05 --seconds 0.2",
 ];
 
 /// Round trips and a stream in zero-copy mode come to their end either way, and packets are taken by calls in one.
-pub(super) fn check(_plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     require_zero_copy(device)?;
-    let bed = hosts(device, false)?;
-    bed.introduce()?;
-    let apart = measure(&bed)?;
+    let pair = Pair::new(plan, device)?;
+    let bed = &pair.bed;
+    let apart = measure(bed)?;
     ensure!(
         apart == [0, 0],
         "calls took {apart:?} packets, though another instance sends"
     );
-    share_instances(&bed, true)?;
-    let shared = measure(&bed);
+    share_instances(bed, true)?;
+    let shared = measure(bed).and_then(|shared| Ok((shared, beside_a_socket(&pair)?)));
     // The cards keep their queues when the bed has gone.
-    share_instances(&bed, false)?;
-    let shared = shared?;
+    share_instances(bed, false)?;
+    let (shared, beside) = shared?;
     ensure!(
         shared.iter().all(|&packets| packets > 0),
         "calls took {shared:?} packets, though their instance sends as well"
     );
-    Ok(json!({"packets_taken_by_calls": shared}))
+    Ok(json!({"packets_taken_by_calls": shared, "beside_a_socket": beside}))
+}
+
+/// Kernel sockets that poll the general queue's instance as well: they and a stream get all that is theirs.
+fn beside_a_socket(pair: &Pair) -> Result<Value> {
+    let bed = &pair.bed;
+    let (receiver, sender) = pair.start_stream(65_536, [0.5, 6.0])?;
+    while !bed.left().has_xdp_program()? {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    await_link(bed)?;
+    let ends = Ends::round_trips("udp-polled", 64, SOCKET_ROUND_TRIPS, 4.0);
+    let launch = |words, core| {
+        let launch = Launch::new("/bin/lm-bench").args(words).core(core);
+        launch.time_limit(Duration::from_secs(LIMIT.into()))
+    };
+    let mut answering = bed.right().spawn(launch(ends.far(), 1))?;
+    answering.await_text("ready")?;
+    let asked = bed.left().spawn(launch(ends.near(), 0))?.finish()?.json()?;
+    answering.stop()?;
+    ensure!(
+        asked["messages"].as_u64() >= Some(1),
+        "the sockets had no round trip: {asked}"
+    );
+    sender.finish()?;
+    let received = receiver.finish()?.json()?;
+    ensure!(
+        received["messages"].as_u64() > Some(0) && received["lost_messages"] == 0,
+        "the stream lost messages: {received}"
+    );
+    Ok(json!({"round_trips": asked["messages"], "messages": received["messages"]}))
 }
 
 /// Packets that calls of both hosts have taken meanwhile.
