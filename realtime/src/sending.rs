@@ -57,9 +57,11 @@ pub(crate) struct Sent {
     is_over: AtomicBool,
     /// Messages of which something left: the number of the next one.
     next: AtomicU32,
-    /// The newest that a report told of, and its sums: of those that came, and that did not.
+    /// The newest that a report told of, its sums of those that came and that did not, and how many up to the newest are in neither: they are
+    /// coming, or its receiver never heard of them.
     reported: AtomicU32,
     sums: [AtomicU32; 2],
+    open: AtomicU32,
     whole: AtomicU32,
     lost: AtomicU32,
 }
@@ -73,6 +75,7 @@ impl Sent {
             next: AtomicU32::new(0),
             reported: AtomicU32::new(u32::MAX),
             sums: Default::default(),
+            open: AtomicU32::new(0),
             whole: AtomicU32::new(0),
             lost: AtomicU32::new(0),
         }
@@ -88,8 +91,8 @@ impl Sent {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Takes a report, if it can be true and tells of a message that no report told of before: one that is repeated is no signal. How many
-    /// losses are new.
+    /// Takes a report, if it can be true and counts a message that no report counted before: one that is repeated is no signal. How many losses
+    /// are new.
     ///
     /// A receiver that began anew counts from nothing, and only messages behind those that were told of.
     pub(crate) fn take(&self, report: &RtReport) -> Option<u32> {
@@ -97,16 +100,18 @@ impl Sent {
         let of = |count: &AtomicU32| count.load(Ordering::Relaxed);
         let untold = of(&self.next).wrapping_sub(of(&self.reported)).wrapping_sub(1);
         let ahead = report.newest.wrapping_sub(of(&self.reported));
-        if !(1..=untold).contains(&ahead) || !serial::at_or_before(report.late, report.whole) {
+        if ahead > untold || !serial::at_or_before(report.late, report.whole) {
             return None;
         }
         let anew = [report.whole, report.lost];
         let more = [0, 1].map(|which| anew[which].wrapping_sub(of(&self.sums[which])));
-        let is_possible = |[whole, lost]: &[u32; 2]| {
-            (1..=u64::from(ahead)).contains(&(u64::from(*whole) + u64::from(*lost)))
-        };
-        let [whole, lost] = [more, anew].into_iter().find(is_possible)?;
+        let ahead = u64::from(ahead);
+        let (([whole, lost], counted), most) = [(more, ahead + u64::from(of(&self.open))), (anew, ahead)]
+            .map(|(counts, most)| ((counts, counts.map(u64::from).iter().sum::<u64>()), most))
+            .into_iter()
+            .find(|((_, counted), most)| (1..=*most).contains(counted))?;
         self.reported.store(report.newest, Ordering::Relaxed);
+        self.open.store((most - counted) as u32, Ordering::Relaxed);
         for (sum, said) in self.sums.iter().zip(anew) {
             sum.store(said, Ordering::Relaxed);
         }
@@ -372,6 +377,18 @@ mod tests {
         let flow = Sent::new(7, 9);
         flow.next.store(10, Ordering::Relaxed);
         assert_eq!(flow.take(&report(4, 2, 3, 0)), None, "more late than whole");
+    }
+
+    /// A report may tell of a message of which only the first packets came.
+    #[test]
+    fn the_newest_message_counts_when_it_is_whole() {
+        let flow = Sent::new(7, 9);
+        flow.next.store(6, Ordering::Relaxed);
+        assert_eq!(flow.take(&report(5, 5, 0, 0)), Some(0));
+        assert_eq!(flow.take(&report(5, 7, 0, 0)), None, "more than were sent");
+        assert_eq!(flow.take(&report(5, 6, 0, 0)), Some(0));
+        assert_eq!(flow.take(&report(5, 6, 0, 0)), None, "once more");
+        assert_eq!(flow.whole(), 6);
     }
 
     #[test]
