@@ -271,9 +271,17 @@ pub fn parse_depth(text: &str) -> Result<Depth, String> {
 /// # Errors
 /// Not a power of two.
 pub fn parse_window(text: &str) -> Result<WindowShape, String> {
-    let fragments = text
-        .parse()
-        .map_err(|_| "write a number of fragments".to_owned())?;
+    window(
+        text.parse()
+            .map_err(|_| "write a number of fragments".to_owned())?,
+    )
+}
+
+/// A window of so many fragments.
+///
+/// # Errors
+/// Not a power of two.
+pub(crate) fn window(fragments: u32) -> Result<WindowShape, String> {
     WindowShape::new(fragments).map_err(|error| format!("{error}; choose a power of two, for example 256"))
 }
 

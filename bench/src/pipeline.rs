@@ -26,12 +26,11 @@ use lm_dataplane::{
     ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, Incoming, LoanError, MemoryConfig, Message,
     Outcome, PeerId, ReceiveConfig, SendToken,
 };
-use lm_protocol::window::WindowShape;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::cli::{Failure, chain};
+use crate::cli::{self, Failure, chain};
 use peers::Transport;
 use work::{Consumer, Producer, Work};
 
@@ -70,8 +69,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Transport::Lm)]
     transport: Transport,
     /// What is produced, shown and consumed at once: the session's windows, in fragments
-    #[arg(long, value_parser = crate::cli::parse_window, default_value = "16")]
-    window: WindowShape,
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    window: u32,
     /// What producer and consumer do
     #[arg(long, value_enum, default_value_t = Work::Timetable)]
     work: Work,
@@ -261,7 +260,7 @@ impl Timetable {
     fn of(args: &Args) -> Timetable {
         Timetable {
             len: args.len,
-            window: u64::from(args.window.fragments()) * FRAGMENT,
+            window: u64::from(args.window) * FRAGMENT,
             pace: args.pace,
         }
     }
@@ -283,7 +282,7 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
     let mut end = open(args)?;
     let options = ConnectOptions {
         max_message_len: args.len,
-        window: args.window,
+        window: cli::window(args.window).map_err(Failure::usage)?,
         ..ConnectOptions::default()
     };
     let to = args.to.expect("the command line asks for it");
