@@ -60,12 +60,13 @@ pub const LAYERS: [Layer; 11] = [
          __skb_wait flush_smp_call __flush_smp_call generic_smp_call sysvec_reschedule asm_sysvec_reschedule enqueue_ dequeue_ \
          sysvec_call_function asm_sysvec_call_function do_idle default_idle cpuidle cpu_idle pv_native_safe_halt tick_nohz_idle \
          pick_ update_curr update_load update_rq set_next_ put_prev_ select_task __update_load place_entity reweight_ hrtimer \
-         __hrtimer ktime_ tick_ read_tsc native_sched_clock",
+         __hrtimer ktime_ tick_ read_tsc native_sched_clock psi_ __dequeue __enqueue _find_next_bit account_ nohz_ newidle_ \
+         select_ available_idle native_smp_send x2apic_ call_cpuidle",
     ),
     layer(
         "packet memory, copies",
         0.0,
-        "skb_ __skb alloc_skb __alloc_skb kfree_skb __kfree_skb consume_skb napi_skb napi_consume kmem_ kmalloc __kmalloc kfree \
+        "skb_ __skb __pi_mem alloc_skb __alloc_skb kfree_skb __kfree_skb consume_skb napi_skb napi_consume kmem_ kmalloc __kmalloc kfree \
          __kfree ___slab __slab slab_ memcpy __memcpy memset __memset memmove __memmove copy_ _copy __copy rep_movs page_ \
          __page folio put_page get_page free_ __free build_skb __build_skb csum_",
     ),
