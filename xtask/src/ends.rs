@@ -15,6 +15,7 @@ const PORT: u16 = 7168;
 pub struct Ends {
     transport: String,
     size: u64,
+    port: u16,
     mode: &'static str,
     does: Does,
     /// Of the near and of the far end.
@@ -55,6 +56,7 @@ impl Ends {
         Ends {
             transport: transport.to_owned(),
             size,
+            port: PORT,
             mode: "auto",
             does: Does::Stream { warm_up },
             seconds: [seconds; 2],
@@ -74,6 +76,13 @@ impl Ends {
     #[must_use]
     pub fn rate(mut self, rate: f64) -> Ends {
         self.rate = Some(rate);
+        self
+    }
+
+    /// Where the far end listens, beside others.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Ends {
+        self.port = port;
         self
     }
 
@@ -114,7 +123,10 @@ impl Ends {
                 json!({"round-trips-under-load": {"count": count, "seconds": seconds, "rate": rate}})
             }
         };
-        let mut words = end(side, &spec(&self.transport, task, self.size, PORT, self.mode));
+        let mut words = end(
+            side,
+            &spec(&self.transport, task, self.size, self.port, self.mode),
+        );
         words.extend(self.options[at].split_whitespace().map(str::to_owned));
         words
     }

@@ -16,6 +16,8 @@ use crate::vm::protocol::Plan;
 /// Longer than any command here takes, in seconds.
 const LIMIT: u32 = 200;
 const SOCKET_ROUND_TRIPS: u32 = 50;
+/// The stream's are 7168 and the next.
+const SOCKET_PORT: u16 = 7180;
 const COMMANDS: [&str; 2] = [
     "latency --systems lm,lm-sleeping --sizes 64,65536 --count 20 --seconds 5",
     "throughput --systems lm-sleeping --sizes 65536 --warm-up 0.05 --seconds 0.2",
@@ -51,7 +53,7 @@ fn beside_a_socket(pair: &Pair) -> Result<Value> {
         std::thread::sleep(Duration::from_millis(10));
     }
     await_link(bed)?;
-    let ends = Ends::round_trips("udp-polled", 64, SOCKET_ROUND_TRIPS, 4.0);
+    let ends = Ends::round_trips("udp-polled", 64, SOCKET_ROUND_TRIPS, 4.0).port(SOCKET_PORT);
     let launch = |words, core| {
         let launch = Launch::new("/bin/lm-bench").args(words).core(core);
         launch.time_limit(Duration::from_secs(LIMIT.into()))
