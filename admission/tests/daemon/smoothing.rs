@@ -127,16 +127,21 @@ fn share(programs: &mut [Program], shared: &SharedSmoother, time: Duration) {
     let sent = |program: &Program| program.endpoint.counters().messages_sent;
     let (begun, before, mut rates) = (Instant::now(), others(), Vec::new());
     let each: Vec<u64> = programs.iter().map(sent).collect();
-    while begun.elapsed() < time {
+    let waits = |programs: &[Program]| {
+        programs
+            .iter()
+            .zip(&each)
+            .any(|(program, before)| sent(program) == *before)
+    };
+    // On a busy machine one may have to wait for the other's answers.
+    while begun.elapsed() < time || (waits(programs) && begun.elapsed() < 10 * time) {
         programs.iter_mut().for_each(Program::drive);
         rates.push(f64::from(shared.as_ref().rate().credits_per_second()));
     }
     let lambda = rates.iter().sum::<f64>() / rates.len() as f64;
     let part = (others() - before) as f64 / begun.elapsed().as_secs_f64() / lambda;
     assert!(part < 1.05, "{part} of λ");
-    for (program, before) in programs.iter().zip(each) {
-        assert!(sent(program) > before, "nothing has left of one of them");
-    }
+    assert!(!waits(programs), "nothing has left of one of them");
 }
 
 #[test]
