@@ -18,6 +18,7 @@ mod peers;
 pub mod predict;
 mod work;
 
+use std::io::IoSliceMut;
 use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::time::Duration;
@@ -300,41 +301,44 @@ fn near(args: &Args) -> Result<Vec<Passed>, Failure> {
     let mut messages = Vec::new();
     for message in 0..args.messages {
         let begins_ns = now_ns() + PAUSE_NS;
+        let producer = Producer::new(args.work, message, args.len, args.slower)?;
         end.wait_until(begins_ns);
         end.moved_ns = 0;
-        let producer = Producer::new(args.work, message, args.slower);
         let mut passed = match args.whole {
             true => send_whole(&mut end, peer, producer, (begins_ns, slower))?,
             false => send(&mut end, peer, producer, (begins_ns, slower))?,
         };
-        passed.sha256 = sha256(args, message);
+        passed.sha256 = sha256(args, message)?;
         messages.push(passed);
     }
     Ok(messages)
 }
 
 /// Of the bytes that are produced of a message.
-fn sha256(args: &Args, message: u32) -> String {
-    let mut producer = Producer::new(args.work, message, 1);
+fn sha256(args: &Args, message: u32) -> Result<String, Failure> {
+    let mut producer = Producer::new(args.work, message, args.len, 1)?;
     let mut hash = Sha256::new();
     for bytes in Timetable::of(args).windows() {
         let mut chunk = vec![0; (bytes.end - bytes.start) as usize];
-        producer.fill(bytes.start, &mut chunk);
+        producer.fill(bytes.start, &mut [IoSliceMut::new(&mut chunk)])?;
         hash.update(chunk);
     }
-    work::hex(hash)
+    Ok(work::hex(hash))
 }
 
 /// Fills the payloads of the bytes that a message has next.
-fn fill<'a>(producer: &mut Producer, bytes: &Range<u64>, payloads: impl Iterator<Item = &'a mut [u8]>) {
-    let mut from = bytes.start;
-    for payload in payloads {
-        producer.fill(from, payload);
-        from += payload.len() as u64;
-        if from >= bytes.end {
-            break;
-        }
-    }
+fn fill<'a>(
+    producer: &mut Producer,
+    bytes: &Range<u64>,
+    payloads: impl Iterator<Item = &'a mut [u8]>,
+) -> Result<(), Failure> {
+    let mut left = bytes.end - bytes.start;
+    let payloads = payloads.map_while(|payload| {
+        let is_wanted = left > 0;
+        left = left.saturating_sub(payload.len() as u64);
+        is_wanted.then(|| IoSliceMut::new(payload))
+    });
+    producer.fill(bytes.start, &mut payloads.collect::<Vec<_>>())
 }
 
 /// Memory for a message, as soon as there is some.
@@ -360,8 +364,8 @@ fn send(
     let (mut worked_ns, mut released_ns) = (0, None);
     for bytes in timetable.windows() {
         timed(&mut worked_ns, || {
-            fill(&mut producer, &bytes, writer.payloads_mut());
-        });
+            fill(&mut producer, &bytes, writer.payloads_mut())
+        })?;
         end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
         released_ns.get_or_insert_with(now_ns);
         if bytes.end < timetable.len {
@@ -389,8 +393,8 @@ fn send_whole(
     let mut region = begin(end, |endpoint| endpoint.loan(peer, timetable.len))?;
     let mut worked_ns = 0;
     timed(&mut worked_ns, || {
-        fill(&mut producer, &(0..timetable.len), region.payloads_mut());
-    });
+        fill(&mut producer, &(0..timetable.len), region.payloads_mut())
+    })?;
     end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
     let produced_ns = Some(now_ns());
     let token = (end.endpoint)
@@ -444,7 +448,7 @@ fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
     let timetable = Timetable::of(args);
     let mut messages = Vec::new();
     for number in 0..args.messages {
-        let mut consumer = Consumer::new(args.work, number);
+        let mut consumer = Consumer::new(args.work, number)?;
         end.moved_ns = 0;
         let (message, mut passed) = match args.whole {
             true => receive_whole(&mut end, &mut consumer, timetable)?,
@@ -453,7 +457,7 @@ fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Failure> {
         let mut hash = Sha256::new();
         hash.update(&message[..]);
         passed.sha256 = work::hex(hash);
-        consumer.check(&passed.sha256)?;
+        consumer.check(&message)?;
         messages.push(passed);
     }
     // The last confirmation may be lost.

@@ -3,7 +3,7 @@
 //! A message is produced into memory that holds all of it, window by window, each handed over at once: who produces stops where a socket takes
 //! no more. What a read brings is consumed before the next one, from memory of one window, which stays in the cache.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSliceMut, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::time::Duration;
@@ -166,23 +166,23 @@ pub(super) fn near(args: &Args) -> Result<(Vec<Passed>, Option<bool>), Failure> 
     let mut messages = Vec::new();
     for message in 0..args.messages {
         let begins_ns = now_ns() + PAUSE_NS;
+        let mut producer = Producer::new(args.work, message, args.len, args.slower)?;
         std::thread::sleep(Duration::from_nanos(begins_ns.saturating_sub(now_ns())));
-        let mut producer = Producer::new(args.work, message, args.slower);
         let mut passed = Passed {
             begins_ns: Some(begins_ns),
             ..Passed::default()
         };
         for bytes in timetable.windows() {
             timed(&mut passed.worked_ns, || {
-                producer.fill(bytes.start, memory.bytes_mut(&bytes));
-            });
+                producer.fill(bytes.start, &mut [IoSliceMut::new(memory.bytes_mut(&bytes))])
+            })?;
             passed.produced_ns = Some(now_ns());
             passed.released_ns = passed.released_ns.or(passed.produced_ns);
             sending.send(&memory, &bytes).map_err(failed)?;
         }
         sending.confirmed(&memory).map_err(failed)?;
         passed.confirmed_ns = Some(now_ns());
-        passed.sha256 = sha256(args, message);
+        passed.sha256 = sha256(args, message)?;
         messages.push(passed);
     }
     Ok((messages, sending.copied()))
@@ -243,7 +243,7 @@ pub(super) fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Fail
     let mut memory = vec![0; Timetable::of(args).window as usize];
     let mut messages = Vec::new();
     for number in 0..args.messages {
-        let mut consumer = Consumer::new(args.work, number);
+        let mut consumer = Consumer::new(args.work, number)?;
         let mut passed = Passed::default();
         let mut came = 0;
         while came < args.len {
@@ -260,7 +260,7 @@ pub(super) fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Fail
             timed(&mut passed.worked_ns, || consumer.take(from, &memory[..count]))?;
         }
         passed.consumed_ns = Some(now_ns());
-        passed.sha256 = consumer.sha256();
+        passed.sha256 = consumer.sha256().expect("SHA-256 is what consumes");
         messages.push(passed);
     }
     Ok(messages)

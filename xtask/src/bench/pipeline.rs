@@ -189,6 +189,15 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         columns: PARTS,
         most_rounds: None,
     };
+    let files = |key, title, options: [&'static str; 2]| Comparison {
+        key,
+        title,
+        unit: Milliseconds,
+        contenders: vec![cores(FINE, options[0]), cores(COARSE, options[1])],
+        targets: Vec::new(),
+        columns: PARTS,
+        most_rounds: None,
+    };
     let flow = |key, title, port: Option<Port>, options: String| {
         let each = [(FINE, ""), (COARSE, " --whole")].map(|(name, how)| {
             let options = format!("{options} --messages {FLOW_MESSAGES}{how}");
@@ -209,6 +218,16 @@ pub(super) fn comparisons() -> Vec<Comparison> {
     let mut all = vec![
         wire_bound,
         core_bound,
+        files(
+            "file_hash",
+            "64 MiB on veth, a file in the page cache to XXH3",
+            ["--work file-hash", "--work file-hash --whole"],
+        ),
+        files(
+            "file_copy",
+            "64 MiB on veth, a file in the page cache to a file on tmpfs",
+            ["--work file-copy", "--work file-copy --whole"],
+        ),
         peers(
             "peers",
             "64 MiB on veth, ChaCha20 to SHA-256, beside the kernel",
