@@ -42,6 +42,7 @@ pub struct Arrived<'a> {
     pub(crate) loaned: &'a Arc<Loaned>,
     /// Where it came in. Empty: it is a message now.
     pub(crate) frame: &'a mut Option<Frame>,
+    pub(crate) stamp: Option<Time>,
     pub(crate) may_keep: bool,
 }
 
@@ -69,6 +70,12 @@ impl Arrived<'_> {
     /// What is between header and digest.
     pub fn payload(&self) -> &[u8] {
         self.payload
+    }
+
+    /// When the gate let it in, by `CLOCK_MONOTONIC`, if it is a real-time packet; `None`: it came another way, or its device has no room for
+    /// metadata (`bpf_xdp_adjust_meta`).
+    pub fn stamp(&self) -> Option<Time> {
+        self.stamp
     }
 
     /// Its payload as a message, where it came in, with the key as tag. `None`, and the packet is gone: half of the frames that packets come

@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use lm_protocol::time::Time;
+
 use crate::capture::Capture;
 use crate::memory::Umem;
 use crate::release::{Loaned, Released};
@@ -60,6 +62,16 @@ impl PacketMemory {
     #[inline]
     pub(crate) fn address_of(&self, bytes: &[u8]) -> u64 {
         (bytes.as_ptr() as usize - self.umem.mapping().base().as_ptr() as usize) as u64
+    }
+
+    /// What the gate wrote before a packet that begins there, if it wrote anything.
+    pub(crate) fn stamp_before(&self, start: u64) -> Option<Time> {
+        const LEN: u64 = size_of::<u64>() as u64;
+        let pointer = self.pointer(start.checked_sub(LEN)?, LEN);
+        // SAFETY: the bytes lie inside the mapping, which lives as long as `self`; the kernel gave the packet's frame back, so nobody writes
+        // its headroom.
+        let ns = unsafe { pointer.cast::<u64>().read_unaligned() };
+        (ns != 0).then(|| Time::from_nanos(ns))
     }
 
     /// Records a packet that goes to a TX ring, where packets are recorded.

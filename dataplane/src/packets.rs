@@ -12,7 +12,9 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
-use lm_protocol::wire::lm::{LmHeader, MissingRange, TYPE_WINDOWS, UnwholeMessage, parse_packet};
+use lm_protocol::wire::lm::{
+    LmHeader, MissingRange, TYPE_REALTIME, TYPE_WINDOWS, UnwholeMessage, parse_packet,
+};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::bounds::DATAGRAM_LEN_MAX;
@@ -53,7 +55,7 @@ impl<P: Port> Engine<P> {
             return;
         };
         let mut frame = Some(frame);
-        self.take_lm(&mut frame, addressing, &packet, now_ns);
+        self.take_lm(&mut frame, Some(start), addressing, &packet, now_ns);
         self.small.looked_at(frame);
     }
 
@@ -150,14 +152,16 @@ impl<P: Port> Engine<P> {
             self.counters.drops.no_neighbour += 1;
             return true;
         };
-        self.take_lm(frame, addressing, &packet, now_ns);
+        self.take_lm(frame, None, addressing, &packet, now_ns);
         true
     }
 
-    /// One LM packet from either way in. Its payload lies inside `frame`, which is taken if it becomes a message.
+    /// One LM packet from either way in. Its payload lies inside `frame`, which is taken if it becomes a message; where the gate let it in,
+    /// `start` is the packet's UMEM address.
     fn take_lm(
         &mut self,
         frame: &mut Option<Frame>,
+        start: Option<u64>,
         addressing: Addressing,
         packet: &LmPacket<'_>,
         now_ns: u64,
@@ -267,7 +271,8 @@ impl<P: Port> Engine<P> {
                 key,
                 words,
             } => {
-                self.take_extension(frame, from, (packet_type, key, words), payload, now_ns);
+                let packet = (packet_type, key, words);
+                self.take_extension((frame, start), from, packet, payload, now_ns);
             }
             _ => self.reject(Fault::Unexpected, from),
         }
@@ -276,7 +281,7 @@ impl<P: Port> Engine<P> {
     /// A packet for a handler.
     fn take_extension(
         &mut self,
-        frame: &mut Option<Frame>,
+        (frame, start): (&mut Option<Frame>, Option<u64>),
         from: SocketAddrV4,
         (packet_type, key, words): (u8, u64, [u32; 3]),
         payload: &[u8],
@@ -287,6 +292,8 @@ impl<P: Port> Engine<P> {
             return;
         }
         let index = self.peers.find(from);
+        let stamp = start.filter(|_| packet_type == TYPE_REALTIME);
+        let stamp = stamp.and_then(|start| self.memory.stamp_before(start));
         let is_taken = index.is_some_and(|index| {
             let packet = Arrived {
                 from: self.peers.id_of(index),
@@ -297,6 +304,7 @@ impl<P: Port> Engine<P> {
                 address: self.memory.address_of(payload),
                 loaned: self.memory.loaned(),
                 frame,
+                stamp,
                 may_keep: self.small.may_keep(packet_type),
             };
             self.small.handlers.packet(packet, Time::from_nanos(now_ns))

@@ -23,7 +23,7 @@ pub fn flow(bytes: &[u8]) {
             let written = [packet.payload, &packet.tail()].concat();
             assert_eq!(RealTimePacket::read(packet.words(), &written), Ok(packet));
             let incoming = incoming.get_or_insert_with(|| Incoming::new(&packet, now));
-            incoming.came(&packet, true, now, now);
+            incoming.came(&packet, true, (now, Duration::ZERO), now);
             incoming.newly_lost();
             if let Some(report) = incoming.report(now) {
                 assert!(serial::at_or_before(packet.message, report.newest));

@@ -93,25 +93,28 @@ impl Incoming {
         }
     }
 
-    /// A message came, whole, at `host_now` by the clock that senders go by. `is_one_clock`: its sender's is the same.
+    /// A message is whole at `host_now` by the clock that senders go by, and its last packet had waited here for so long. `is_one_clock`: its
+    /// sender's is the same.
     pub(crate) fn came(
         &mut self,
         packet: &RealTimePacket<'_>,
         is_one_clock: bool,
-        host_now: Time,
+        (host_now, waited): (Time, Duration),
         now: Time,
     ) -> Arrival {
         if self.has_overtaken(packet.message) {
             return Arrival::Overtaken;
         }
-        let on_the_way = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
+        let took = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
+        // Waking up is no delay of the network's.
+        let on_the_way = took - waited.as_nanos() as i128;
         let least = self.least.of(on_the_way, now);
         let delay = Duration::from_nanos((on_the_way - least) as u64);
         let before = self.on_the_way.replace(on_the_way);
         let jitter = before.map(|before| Duration::from_nanos(on_the_way.abs_diff(before) as u64));
-        let latency = is_one_clock.then(|| Duration::from_nanos(on_the_way.max(0) as u64));
+        let latency = is_one_clock.then(|| Duration::from_nanos(took.max(0) as u64));
         // Of another clock only what is above the least is known.
-        let age = latency.unwrap_or(delay);
+        let age = latency.unwrap_or(delay + waited);
         let late = (packet.deadline).and_then(|deadline| age.checked_sub(deadline));
         let late = late.filter(|late| !late.is_zero());
         self.advance_to(packet.message, now);
@@ -230,22 +233,22 @@ mod tests {
             jitter: jitter.map(micros),
         };
         assert_eq!(
-            incoming.came(&packet(u32::MAX, 0), true, at(100), at(100)),
+            incoming.came(&packet(u32::MAX, 0), true, (at(100), Duration::ZERO), at(100)),
             whole(None, 0, 0, 100, None)
         );
         assert_eq!(incoming.due(), Some(at(5100)));
         assert_eq!(
-            incoming.came(&packet(u32::MAX, 0), true, at(101), at(101)),
+            incoming.came(&packet(u32::MAX, 0), true, (at(101), Duration::ZERO), at(101)),
             Arrival::Overtaken
         );
         // 0 and 1 are missing.
         assert_eq!(
-            incoming.came(&packet(2, 1000), true, at(1150), at(1150)),
+            incoming.came(&packet(2, 1000), true, (at(1150), Duration::ZERO), at(1150)),
             whole(None, 2, 50, 150, Some(50))
         );
         assert_eq!(incoming.due(), Some(at(1150)));
         assert_eq!(
-            incoming.came(&packet(1, 900), true, at(1151), at(1151)),
+            incoming.came(&packet(1, 900), true, (at(1151), Duration::ZERO), at(1151)),
             Arrival::Overtaken
         );
         let report = incoming.report(at(1160)).expect("it is due");
@@ -260,7 +263,7 @@ mod tests {
         );
         assert_eq!(incoming.report(at(9000)), None);
         assert_eq!(
-            incoming.came(&packet(3, 8000), true, at(9000), at(9000)),
+            incoming.came(&packet(3, 8000), true, (at(9000), Duration::ZERO), at(9000)),
             whole(Some(500), 0, 900, 1000, Some(850))
         );
         assert_eq!(incoming.report(at(9000)).map(|report| report.late), Some(1));
@@ -275,14 +278,14 @@ mod tests {
         incoming.give_up(5, at(11));
         incoming.give_up(6, at(11));
         assert_eq!(
-            incoming.came(&packet(6, 0), true, at(12), at(12)),
+            incoming.came(&packet(6, 0), true, (at(12), Duration::ZERO), at(12)),
             Arrival::Overtaken
         );
         assert_eq!(incoming.newly_lost(), 0);
         let report = incoming.report(at(12)).expect("at once");
         assert_eq!((report.newest, report.whole, report.lost), (6, 0, 2));
         // The application hears of all of them with the next message that comes.
-        let arrival = incoming.came(&packet(9, 100), true, at(110), at(110));
+        let arrival = incoming.came(&packet(9, 100), true, (at(110), Duration::ZERO), at(110));
         assert!(matches!(arrival, Arrival::Whole { lost: 4, .. }), "{arrival:?}");
         assert_eq!(incoming.newly_lost(), 2);
     }
@@ -297,7 +300,7 @@ mod tests {
             let arrival = incoming.came(
                 &packet(message, sent + ahead),
                 false,
-                at(sent + delay_us),
+                (at(sent + delay_us), Duration::ZERO),
                 at(sent + delay_us),
             );
             let Arrival::Whole { late: found, .. } = arrival else {
@@ -305,9 +308,22 @@ mod tests {
             };
             assert_eq!(found.is_some(), late, "message {message}");
         }
+        // What it waited here is no delay, and makes it late all the same.
+        let (sent, waited) = (9000, Duration::from_micros(501));
+        let packet_4 = packet(4, sent + ahead);
+        let arrival = incoming.came(&packet_4, false, (at(sent + 701), waited), at(sent + 701));
+        let Arrival::Whole { late, delay, .. } = arrival else {
+            panic!("{arrival:?}");
+        };
+        assert_eq!((late.is_some(), delay), (true, Duration::ZERO));
         // The least is forgotten after ten seconds.
         let later = 11_000_000;
-        let arrival = incoming.came(&packet(4, later + ahead), false, at(later + 900), at(later + 900));
+        let arrival = incoming.came(
+            &packet(5, later + ahead),
+            false,
+            (at(later + 900), Duration::ZERO),
+            at(later + 900),
+        );
         assert_eq!(
             arrival,
             Arrival::Whole {
@@ -315,7 +331,7 @@ mod tests {
                 lost: 0,
                 delay: Duration::ZERO,
                 latency: None,
-                jitter: Some(Duration::from_micros(200)),
+                jitter: Some(Duration::from_micros(700)),
             }
         );
     }

@@ -229,3 +229,47 @@ fn a_link_that_goes_holds_nobody_up() {
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     });
 }
+
+#[test]
+fn what_waits_for_its_program_is_not_delayed() {
+    if !bed::root() {
+        return;
+    }
+    const WAITS: Duration = Duration::from_millis(200);
+    let pair = Pair::new(1);
+    let mut far = pair.b.run(|| veth::open("vb", IDLE));
+    let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
+    let mut received = of_far
+        .socket(&mut far, 1, &SocketConfig::default())
+        .expect("free");
+    pair.a.run(|| {
+        let mut near = veth::open("va", IDLE);
+        let of_near = RealTime::new(&mut near, None, monotonic).expect("no other handler");
+        let mut socket = of_near
+            .socket(&mut near, 1, &SocketConfig::default())
+            .expect("free");
+        let peer = veth::peer(&mut near, far.local());
+        socket.connect(&mut near, peer, 1).expect("frames");
+        // The greeting.
+        while far.try_recv().expect("a message").is_none() {
+            near.poll();
+        }
+        let mut infos = Vec::new();
+        for waits in [Duration::ZERO, WAITS] {
+            socket.send(&[1; 64], SendOptions::default()).expect("room");
+            near.poll();
+            std::thread::sleep(waits);
+            let message = loop {
+                far.poll();
+                near.poll();
+                if let Some(message) = received.recv() {
+                    break message;
+                }
+            };
+            infos.push(*message.info());
+        }
+        let info = infos[1];
+        assert!(info.received_at.since(info.sent_at) >= WAITS, "{info:?}");
+        assert!(info.delay < WAITS / 2, "{info:?}");
+    });
+}

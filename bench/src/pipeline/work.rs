@@ -118,7 +118,10 @@ impl Producer {
         let mut key = [0; 32];
         key[..4].copy_from_slice(&message.to_le_bytes());
         let mut keystream = ChaCha20::new(&key.into(), &[0; 12].into());
-        let file = work.reads_file().then(|| file_of(&mut keystream, len)).transpose();
+        let file = work
+            .reads_file()
+            .then(|| file_of(&mut keystream, len))
+            .transpose();
         Ok(Producer {
             work,
             message,
