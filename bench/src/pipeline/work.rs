@@ -169,7 +169,6 @@ impl Producer {
 }
 
 /// Takes the bytes of a message.
-#[derive(Debug)]
 pub(super) struct Consumer {
     work: Work,
     message: u32,
@@ -177,7 +176,6 @@ pub(super) struct Consumer {
 }
 
 /// What is left of them.
-#[derive(Debug)]
 enum Taken {
     /// Nothing but memory to compare them in.
     Compared(Vec<u8>),
