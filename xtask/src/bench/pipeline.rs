@@ -102,6 +102,14 @@ const PEERS: [(&str, &str); 4] = [
         "--work keystream --transport udp --window 44",
     ),
 ];
+/// What a window costs and what it gives, in fragments.
+const WINDOWS: [(&str, &str); 5] = [
+    ("windows of 16", "--work keystream --window 16"),
+    ("windows of 32", "--work keystream --window 32"),
+    ("windows of 64", "--work keystream --window 64"),
+    ("windows of 128", "--work keystream --window 128"),
+    ("windows of 256", "--work keystream --window 256"),
+];
 const ASKED: &str = "one after the other, less 85 % of what there is to gain";
 
 /// All of it.
@@ -198,6 +206,15 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         columns: PARTS,
         most_rounds: None,
     };
+    let by_window = Comparison {
+        key: "window_sizes",
+        title: "64 MiB on veth by the session's windows, ChaCha20 to SHA-256",
+        unit: Milliseconds,
+        contenders: WINDOWS.map(|(name, options)| cores(name, options)).into(),
+        targets: Vec::new(),
+        columns: BY_WINDOW,
+        most_rounds: None,
+    };
     let flow = |key, title, port: Option<Port>, options: String| {
         let each = [(FINE, ""), (COARSE, " --whole")].map(|(name, how)| {
             let options = format!("{options} --messages {FLOW_MESSAGES}{how}");
@@ -218,6 +235,7 @@ pub(super) fn comparisons() -> Vec<Comparison> {
     let mut all = vec![
         wire_bound,
         core_bound,
+        by_window,
         files(
             "file_hash",
             "64 MiB on veth, a file in the page cache to XXH3",
@@ -270,6 +288,12 @@ fn asked(coarse: &Sample) -> Result<f64> {
     let (near, far) = (part("whole_ms")?, coarse.value - part("produced_ms")?);
     Ok(coarse.value - GAINED_LEAST * (coarse.value - near.max(far)))
 }
+
+const BY_WINDOW: &[Column] = &[Column::new(
+    "/first_ms",
+    "first byte produced to first byte that can be read, by windows",
+    Milliseconds,
+)];
 
 const PARTS: &[Column] = &[
     Column::new(
