@@ -489,7 +489,7 @@ fn receive(
     }
     let consumed_ns = now_ns();
     let message = end.endpoint.recv(None).map_err(|error| failed(&error))?;
-    if incoming.get(0..timetable.len).map(<[u8]>::as_ptr) != Some(message.as_ptr()) {
+    if incoming.bytes(0..timetable.len).map(<[u8]>::as_ptr) != Ok(message.as_ptr()) {
         return Err(Failure::new(
             "a message came whole at another place than it was shown",
         ));
@@ -509,14 +509,14 @@ fn receive(
 fn when_come<'a>(end: &mut End, incoming: &'a Incoming, bytes: Range<u64>) -> Result<&'a [u8], Failure> {
     loop {
         let settled = incoming.settled();
-        match (incoming.get(bytes.clone()), settled) {
-            (Some(come), _) => return Ok(come),
-            (None, Some(how)) => {
+        match (incoming.bytes(bytes.clone()), settled) {
+            (Ok(come), _) => return Ok(come),
+            (Err(_), Some(how)) => {
                 return Err(Failure::new(format!(
                     "a message ended as {how:?}, without {bytes:?}"
                 )));
             }
-            (None, None) => end.drive(),
+            (Err(_), None) => end.drive(),
         }
     }
 }

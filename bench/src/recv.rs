@@ -328,7 +328,7 @@ impl Tool {
             let (peer, tag) = (incoming.peer(), incoming.tag());
             let transfer = TransferId::from_data_tag(tag).map(|(transfer, _)| transfer);
             let mut between = between(endpoint, interrupt, (peer, transfer), now);
-            let get = |bytes| incoming.get(bytes);
+            let get = |bytes| incoming.bytes(bytes).ok();
             receiver.on_shown(
                 peer,
                 (tag, incoming.len()),

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use lm_protocol::streaming::{Part, Shown};
+use lm_protocol::streaming::{NotValid, Part, Shown};
 
 use crate::completion::PeerId;
 use crate::release::{Loaned, Released};
@@ -82,7 +82,7 @@ impl Reading {
     /// It lies elsewhere from now on. Nothing is shown of it.
     pub(crate) fn moved(&self, address: u64) {
         debug_assert!(!self.shows_any(), "what is shown is never moved");
-        // Ordered by what is shown later: see `Incoming::get`.
+        // Ordered by what is shown later: see `Incoming::bytes`.
         self.address.store(address, Ordering::Relaxed);
     }
 
@@ -118,7 +118,7 @@ impl Reading {
 ///     while incoming.settled().is_none() {
 ///         endpoint.poll();
 ///         let shown = incoming.shown().find(|range| range.contains(&done));
-///         if let Some(bytes) = shown.and_then(|range| incoming.get(done..range.end)) {
+///         if let Some(bytes) = shown.and_then(|range| incoming.bytes(done..range.end).ok()) {
 ///             sum += bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
 ///             done += bytes.len() as u64;
 ///         }
@@ -167,12 +167,17 @@ impl Incoming {
         self.reading.shown.valid()
     }
 
-    /// These bytes; `None` where not all of them are shown.
-    pub fn get(&self, bytes: Range<u64>) -> Option<&[u8]> {
+    /// These bytes, where all of them are shown.
+    ///
+    /// # Errors
+    /// [`NotValid`] says how far they are.
+    pub fn bytes(&self, bytes: Range<u64>) -> Result<&[u8], NotValid> {
+        self.reading.shown.check(bytes.clone())?;
+        // Of no bytes, or backwards, nothing is too little.
         if bytes.start > bytes.end || bytes.end > self.reading.len {
-            return None;
+            let valid_to = bytes.start.min(self.reading.len);
+            return Err(NotValid { valid_to });
         }
-        self.reading.shown.check(bytes.clone()).ok()?;
         let len = bytes.end - bytes.start;
         // What shows the bytes was stored after the address, and the check above acquired it. Of no bytes the address may be an old one.
         let address = self.reading.address.load(Ordering::Relaxed) + bytes.start;
@@ -180,7 +185,7 @@ impl Incoming {
         // SAFETY: the range lies inside the mapping (checked by `pointer`), which `loaned` keeps mapped. The bytes are shown: they are in
         // their place, and no posted fill entry covers them or ever will (invariant I1, `landing::showing`); the engine writes them no
         // more, and does not free their zone while this value is held.
-        Some(unsafe { std::slice::from_raw_parts(start, len as usize) })
+        Ok(unsafe { std::slice::from_raw_parts(start, len as usize) })
     }
 
     /// How the message ended; `None`: it is arriving.

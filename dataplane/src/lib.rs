@@ -119,7 +119,7 @@ pub use landing_memory::LandingMemory;
 pub use lm_protocol::admission::ClusterKey;
 pub use lm_protocol::delivery::Delivery;
 pub use lm_protocol::integrity::Integrity;
-pub use lm_protocol::streaming::WriterError;
+pub use lm_protocol::streaming::{NotValid, WriterError};
 pub use memory::HugePages;
 pub use message::{LandingRegion, Message};
 pub use napi::{Deferral, Napi, Setting};

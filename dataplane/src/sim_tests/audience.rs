@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::integrity::Integrity;
+use lm_protocol::streaming::NotValid;
 use lm_protocol::wire::lm::LmHeader;
 
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
@@ -87,7 +88,7 @@ impl Read {
         }
         let mut at = 0;
         for range in &shown {
-            let bytes = incoming.get(range.clone()).expect("shown");
+            let bytes = incoming.bytes(range.clone()).expect("shown");
             assert!(
                 *bytes == self.payload[range.start as usize..range.end as usize],
                 "message {} shows others than were sent in {range:?}",
@@ -95,14 +96,29 @@ impl Read {
             );
             assert!(range.start == 0 || at < range.start);
             for hidden in at..range.start {
-                assert!(
-                    incoming.get(hidden..hidden + 1).is_none() && incoming.get(hidden..range.end).is_none()
-                );
+                let not_valid = Err(NotValid { valid_to: hidden });
+                assert!(incoming.bytes(hidden..hidden + 1) == not_valid);
+                assert!(incoming.bytes(hidden..range.end) == not_valid);
+            }
+            // It says how far it may be read.
+            if range.end < incoming.len() {
+                let beyond = incoming.bytes(range.start..range.end + 1);
+                assert!(beyond == Err(NotValid { valid_to: range.end }));
             }
             at = range.end;
         }
-        assert!(at == incoming.len() || incoming.get(at..at + 1).is_none());
-        assert!(incoming.get(0..incoming.len() + 1).is_none());
+        // Ranges that no message has.
+        assert!(at == incoming.len() || incoming.bytes(at..at + 1).is_err());
+        let (begin, len) = (shown.first().map_or(0, |range| range.start), incoming.len());
+        assert!(
+            incoming
+                .bytes(begin..len + 1)
+                .is_err_and(|error| error.valid_to <= len)
+        );
+        assert!(incoming.bytes(len + 1..len + 1).is_err());
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = incoming.bytes(begin + 1..begin);
+        assert!(backwards.is_err());
         if incoming.settled() == Some(Ending::Whole) {
             let all = 0..incoming.len();
             assert!(shown == std::slice::from_ref(&all), "{shown:?}");
@@ -217,7 +233,7 @@ impl Audience {
         let posted: Vec<u64> = landing.sessions.entries.starts().collect();
         for read in &self.reads {
             for range in &read.seen {
-                let bytes = read.incoming.get(range.clone()).expect("shown");
+                let bytes = read.incoming.bytes(range.clone()).expect("shown");
                 let start = host.memory.address_of(bytes);
                 let end = start + bytes.len() as u64;
                 let over = posted

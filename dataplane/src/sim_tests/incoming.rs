@@ -54,7 +54,7 @@ fn windows_are_read_as_they_come() {
             (0, audience.messages[0].number())
         );
         assert_eq!(read.incoming.peer(), audience.messages[0].peer());
-        let all = read.incoming.get(0..10 * W + 5).expect("whole");
+        let all = read.incoming.bytes(0..10 * W + 5).expect("whole");
         assert_eq!(all.as_ptr(), audience.messages[0].as_ptr());
         audience.end_without_copies(way);
     }
@@ -326,11 +326,11 @@ fn later_windows_are_read_before_earlier_ones() {
             last.end >= 7 * W
         });
         assert_eq!(audience.shown(0)[0].start, W);
-        assert!(audience.reads[0].incoming.get(0..1).is_none());
+        assert!(audience.reads[0].incoming.bytes(0..1).is_err());
         holds_back.store(false, Ordering::Relaxed);
         audience.until("whole", |audience| !audience.messages.is_empty());
         // It lies where it was shown.
-        let all = audience.reads[0].incoming.get(0..8 * W).expect("whole");
+        let all = audience.reads[0].incoming.bytes(0..8 * W).expect("whole");
         assert_eq!(all.as_ptr(), audience.messages[0].as_ptr());
         audience.end();
     }

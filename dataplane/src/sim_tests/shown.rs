@@ -48,13 +48,13 @@ fn what_is_shown_is_never_moved() {
             }
             audience.until("whole", |audience| {
                 if let Some(read) = audience.reads.first().filter(|read| !read.seen.is_empty()) {
-                    let bytes = read.incoming.get(read.seen[0].clone()).expect("shown");
+                    let bytes = read.incoming.bytes(read.seen[0].clone()).expect("shown");
                     assert_eq!(*first.get_or_insert(bytes.as_ptr()), bytes.as_ptr());
                 }
                 !audience.messages.is_empty()
             });
             if let Some(read) = audience.reads.first() {
-                let all = read.incoming.get(0..windows * W).expect("whole");
+                let all = read.incoming.bytes(0..windows * W).expect("whole");
                 assert_eq!(all.as_ptr(), audience.messages[0].as_ptr());
             }
             let counters = audience.bed.hosts[1].counters;
@@ -93,12 +93,15 @@ fn messages_that_stay_incomplete_are_read_as_far_as_they_were_shown() {
             );
             assert_eq!(read.seen[0], 0..u64::from(window) * W, "{way:?} {delivery:?}");
             let lost = u64::from(lost) * P;
-            assert!(read.incoming.get(lost..lost + 1).is_none());
+            assert!(read.incoming.bytes(lost..lost + 1).is_err());
             if delivery == Delivery::Partial {
                 assert_eq!(audience.failures, 0);
                 let message = &audience.messages[0];
                 assert_eq!(message.missing(), std::slice::from_ref(&(lost..lost + P)));
-                assert_eq!(read.incoming.get(0..1).expect("shown").as_ptr(), message.as_ptr());
+                assert_eq!(
+                    read.incoming.bytes(0..1).expect("shown").as_ptr(),
+                    message.as_ptr()
+                );
                 assert_eq!(audience.bed.hosts[1].counters.messages_copied_out, 0);
             } else {
                 assert_eq!(audience.failures, 1);
@@ -141,7 +144,10 @@ fn a_message_of_which_the_rest_is_lost_ends_where_it_is_read() {
             "{:?}",
             read.seen
         );
-        assert_eq!(read.incoming.get(0..1).expect("shown").as_ptr(), message.as_ptr());
+        assert_eq!(
+            read.incoming.bytes(0..1).expect("shown").as_ptr(),
+            message.as_ptr()
+        );
         let rebuilt = audience.bed.hosts[1].counters.landing_rebuilt;
         assert!((1..4).contains(&rebuilt), "{way:?}: {rebuilt}");
         audience.end();

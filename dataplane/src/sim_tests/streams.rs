@@ -94,7 +94,7 @@ fn a_message_is_read_while_it_is_written() {
         audience.until("whole", |audience| !audience.messages.is_empty());
         let read = &audience.reads[0];
         assert_eq!(read.incoming.settled(), Some(Ending::Whole));
-        let all = read.incoming.get(0..10 * W + 5).expect("whole");
+        let all = read.incoming.bytes(0..10 * W + 5).expect("whole");
         assert_eq!(all.as_ptr(), audience.messages[0].as_ptr());
         audience.bed.pass(Duration::from_millis(5));
         assert_eq!(outcomes(&mut audience), [(0, Outcome::Delivered)]);

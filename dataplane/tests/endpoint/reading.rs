@@ -27,7 +27,7 @@ fn read(incoming: Incoming, expected: &[u8], progress: &AtomicU64) -> (Incoming,
     while done < LEN {
         let is_settled = incoming.settled().is_some();
         let shown = incoming.shown().find(|range| range.contains(&done));
-        let Some(bytes) = shown.and_then(|range| incoming.get(done..range.end)) else {
+        let Some(bytes) = shown.and_then(|range| incoming.bytes(done..range.end).ok()) else {
             assert!(!is_settled, "settled, and {done} of {LEN} bytes are shown");
             std::thread::sleep(LOOK);
             continue;
@@ -150,7 +150,7 @@ fn read_beside(b: &mut Endpoint, progress: &AtomicU64) {
         assert_eq!(incoming.settled(), Some(Ending::Whole));
         // What was shown outlives the message.
         drop(message);
-        assert!(*incoming.get(0..LEN).unwrap() == *expected);
+        assert!(*incoming.bytes(0..LEN).unwrap() == *expected);
     });
     assert_clean(b);
 }

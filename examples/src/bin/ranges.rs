@@ -42,7 +42,7 @@ impl Reading {
             return;
         }
         for range in &shown {
-            let bytes = self.incoming.get(range.clone()).expect("it is shown");
+            let bytes = self.incoming.bytes(range.clone()).expect("it is shown");
             let expected = &expected[range.start as usize..range.end as usize];
             assert!(bytes == expected, "{range:?} of message {}", self.incoming.tag());
         }
@@ -57,8 +57,8 @@ impl Reading {
         // What is not shown is not given.
         let holes = shown.windows(2).map(|pair| pair[0].end..pair[1].start);
         for hole in holes {
-            assert!(self.incoming.get(hole.start..hole.start + 1).is_none());
-            assert!(self.incoming.get(hole.start - 1..hole.end + 1).is_none());
+            assert!(self.incoming.bytes(hole.start..hole.start + 1).is_err());
+            assert!(self.incoming.bytes(hole.start - 1..hole.end + 1).is_err());
         }
         self.read = shown;
     }
@@ -114,7 +114,7 @@ fn read_all(semantics: Semantics, seed: u64) -> (usize, u64) {
             .iter()
             .find(|message| message.tag() == incoming.tag())
             .expect("it came");
-        let bytes = incoming.get(0..LEN as u64).expect("all of it");
+        let bytes = incoming.bytes(0..LEN as u64).expect("all of it");
         assert_eq!(bytes.as_ptr(), message.as_ptr(), "seed {seed}: the same memory");
     }
     let early = readings.iter().filter(|reading| reading.early).count();

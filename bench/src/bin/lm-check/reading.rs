@@ -98,11 +98,8 @@ impl Reading {
 
     fn compare_bytes(&self, plan: &PlanArgs, bytes: Range<u64>) -> Result<(), String> {
         let (tag, len) = (self.incoming.tag(), self.incoming.len());
-        let Some(read) = self.incoming.get(bytes.clone()) else {
-            return Err(format!(
-                "bytes {bytes:?} of message {tag} were shown and cannot be read"
-            ));
-        };
+        let read = (self.incoming.bytes(bytes.clone()))
+            .map_err(|error| format!("bytes {bytes:?} of message {tag} were shown: {error}"))?;
         let mut expected = vec![0; read.len()];
         plan.fill(tag as u32, bytes.start, &mut expected);
         match read.iter().zip(&expected).position(|(read, sent)| read != sent) {
