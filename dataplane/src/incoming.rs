@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use lm_protocol::streaming::{NotValid, Part, Shown};
 
@@ -41,6 +42,9 @@ pub(crate) struct Reading {
     address: AtomicU64,
     shown: Shown,
     settled: AtomicU8,
+    /// How often there was something new. Threads that [wait](Incoming::wait) sleep on it, so many at a time.
+    news: AtomicU32,
+    waiting: AtomicU32,
 }
 
 impl Reading {
@@ -61,10 +65,12 @@ impl Reading {
             address: AtomicU64::new(address),
             shown,
             settled: AtomicU8::new(0),
+            news: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
         }
     }
 
-    /// So much of a window is shown from now on.
+    /// So much of a window is shown from now on. Who waits for it hears of it by [`Reading::tell`].
     pub(crate) fn show(&self, window: u32, part: Part) {
         self.shown.publish(window, part);
     }
@@ -89,6 +95,50 @@ impl Reading {
     /// It has ended. What was said first counts.
     pub(crate) fn settle(&self, settled: Ending) {
         let _ = (self.settled).compare_exchange(0, settled as u8, Ordering::Release, Ordering::Relaxed);
+        self.tell();
+    }
+
+    /// Wakes who waits for more of it: a system call only where somebody does.
+    pub(crate) fn tell(&self) {
+        // Sequentially consistent, as in `wait`: either the news are seen there, or who waits is seen here.
+        self.news.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the word lives as long as `self`; of it the kernel takes the address alone (futex(2)).
+            unsafe { libc::syscall(libc::SYS_futex, self.news.as_ptr(), operation, i32::MAX) };
+        }
+    }
+
+    /// [`Incoming::wait`].
+    fn wait(&self, from: u64, timeout: Duration) -> u64 {
+        let begun = Instant::now();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let shown_to = loop {
+            let news = self.news.load(Ordering::SeqCst);
+            let has_ended = self.settled().is_some();
+            let shown_to = self.shown.valid_to(from);
+            let left = timeout.saturating_sub(begun.elapsed());
+            if shown_to > from || has_ended || left.is_zero() {
+                break shown_to;
+            }
+            let left = libc::timespec {
+                tv_sec: left.as_secs().min(u32::MAX.into()) as _,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the word lives as long as `self`, the time as long as the call, and the kernel writes neither (futex(2)).
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    self.news.as_ptr(),
+                    operation,
+                    news,
+                    &raw const left,
+                )
+            };
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        shown_to
     }
 
     /// How it ended, if it did. The load acquires what was shown before [`Reading::settle`].
@@ -111,17 +161,22 @@ impl Reading {
 ///
 /// ```no_run
 /// # fn f(mut endpoint: lm_dataplane::Endpoint, peer: lm_dataplane::PeerId) {
+/// # use std::time::Duration;
 /// endpoint.peer(peer).watch();
-/// let mut sum = 0u64;
 /// while let Some(incoming) = endpoint.try_incoming() {
-///     let mut done = 0;
-///     while incoming.settled().is_none() {
-///         endpoint.poll();
-///         let shown = incoming.shown().find(|range| range.contains(&done));
-///         if let Some(bytes) = shown.and_then(|range| incoming.bytes(done..range.end).ok()) {
-///             sum += bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
-///             done += bytes.len() as u64;
+///     let reading = std::thread::spawn(move || {
+///         let (mut sum, mut done) = (0, 0);
+///         loop {
+///             let come = done..incoming.wait(done, Duration::MAX);
+///             if come.is_empty() {
+///                 break sum;
+///             }
+///             done = come.end;
+///             sum += incoming.bytes(come).unwrap().iter().map(|byte| u64::from(*byte)).sum::<u64>();
 ///         }
+///     });
+///     while !reading.is_finished() {
+///         endpoint.poll();
 ///     }
 /// }
 /// # }
@@ -188,6 +243,12 @@ impl Incoming {
         Ok(unsafe { std::slice::from_raw_parts(start, len as usize) })
     }
 
+    /// Waits until byte `from` is shown, the message has ended or `timeout` is over. Returns the first byte from there on that is not shown:
+    /// `from` itself where none is. From the message's length on it waits for the end. Another thread drives the endpoint meanwhile.
+    pub fn wait(&self, from: u64, timeout: Duration) -> u64 {
+        self.reading.wait(from, timeout)
+    }
+
     /// How the message ended; `None`: it is arriving.
     pub fn settled(&self) -> Option<Ending> {
         self.reading.settled()
@@ -197,5 +258,72 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         self.loaned.give_back(Released::Hold(self.reading.id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lm_protocol::streaming::Grain;
+    use lm_protocol::window::WindowShape;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+    const WINDOWS: u32 = 20_000;
+    const W: u64 = 40;
+
+    fn reading() -> Reading {
+        let shape = WindowShape::new(4).expect("a power of two");
+        let grain = Grain::new(u64::from(WINDOWS) * W, 10, shape).expect("windows");
+        let peer = PeerId {
+            index: 0,
+            generation: 0,
+        };
+        Reading::new(0, peer, (0, 0, u64::from(WINDOWS) * W), 0, Shown::new(grain, 3))
+    }
+
+    /// Each window is seen, whenever the other thread goes to sleep; then the end.
+    #[test]
+    fn who_waits_is_told_of_each_window_and_of_the_end() {
+        let reading = reading();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for window in 0..WINDOWS {
+                    reading.show(window, Part::Whole);
+                    reading.tell();
+                    // A reader that is awake does not have to be woken.
+                    if window % 7 == 0 {
+                        while reading.waiting.load(Ordering::SeqCst) == 0 {
+                            std::hint::spin_loop();
+                        }
+                    }
+                }
+                while reading.waiting.load(Ordering::SeqCst) == 0 {
+                    std::hint::spin_loop();
+                }
+                reading.settle(Ending::Whole);
+            });
+            let mut done = 0;
+            while done < reading.len {
+                let shown_to = reading.wait(done, PATIENCE);
+                assert!(shown_to > done, "asleep behind byte {done}");
+                done = shown_to;
+            }
+            assert_eq!(reading.wait(done, PATIENCE), done);
+            assert_eq!(reading.settled(), Some(Ending::Whole));
+        });
+    }
+
+    #[test]
+    fn who_waits_in_vain_returns() {
+        let reading = reading();
+        let begun = Instant::now();
+        reading.show(1, Part::Body);
+        assert_eq!(reading.wait(W, PATIENCE), 2 * W - 3);
+        assert!(begun.elapsed() < PATIENCE, "it is shown");
+        assert_eq!(reading.wait(0, Duration::from_millis(20)), 0);
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+        reading.settle(Ending::Aborted);
+        assert_eq!(reading.wait(0, Duration::MAX), 0);
     }
 }

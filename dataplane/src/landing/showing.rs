@@ -210,8 +210,11 @@ impl Reader {
 
     /// The statistics have not moved: shows what is ready.
     fn show(&mut self) {
-        for (window, part) in self.ready.drain(..) {
-            self.reading.show(window, part);
+        if !self.ready.is_empty() {
+            for (window, part) in self.ready.drain(..) {
+                self.reading.show(window, part);
+            }
+            self.reading.tell();
         }
         while self.open < self.grain.windows() && self.is_shown(self.open) {
             self.open += 1;

@@ -15,7 +15,7 @@ use crate::harness::{
 const LEN: u64 = 64 << 20;
 const TAG: u64 = 7;
 
-/// How often is looked whether more is shown, or was read.
+/// How often is looked whether more was read.
 const LOOK: Duration = Duration::from_micros(50);
 /// While more than this is written and not read, no more is written: some windows, of which the last ones may wait for more to come.
 const AHEAD: u64 = 1 << 20;
@@ -25,13 +25,14 @@ const AHEAD: u64 = 1 << 20;
 fn read(incoming: Incoming, expected: &[u8], progress: &AtomicU64) -> (Incoming, usize, u64) {
     let (mut done, mut early, mut start) = (0, 0, 0);
     while done < LEN {
+        let shown_to = incoming.wait(done, PATIENCE);
+        assert!(
+            shown_to > done,
+            "{:?}, and {done} of {LEN} bytes are shown",
+            incoming.settled()
+        );
         let is_settled = incoming.settled().is_some();
-        let shown = incoming.shown().find(|range| range.contains(&done));
-        let Some(bytes) = shown.and_then(|range| incoming.bytes(done..range.end).ok()) else {
-            assert!(!is_settled, "settled, and {done} of {LEN} bytes are shown");
-            std::thread::sleep(LOOK);
-            continue;
-        };
+        let bytes = incoming.bytes(done..shown_to).unwrap();
         assert!(
             *bytes == expected[done as usize..][..bytes.len()],
             "from byte {done} on"
