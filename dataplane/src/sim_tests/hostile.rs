@@ -7,6 +7,7 @@
 mod forgery;
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,8 +22,10 @@ use lm_protocol::wire::lm::LmHeader;
 use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, lm_packet, noise, sender_id};
 use crate::completion::PeerId;
 use crate::connect::ConnectOptions;
+use crate::incoming::Incoming;
 use crate::opening::Queues;
 use crate::simnic;
+use crate::writer::MessageWriter;
 use forgery::{Choices, control, control_packet, forged, grant, mutated, number, wire};
 
 /// Packets remembered, to be repeated and mutated.
@@ -37,6 +40,9 @@ struct Siege {
     captured: Captured,
     /// Honest messages by tag: seed of their bytes, and length.
     honest: HashMap<u64, usize>,
+    /// Of them those that are written, and those that are read, while they are on their way.
+    writing: Vec<(u64, MessageWriter)>,
+    reading: Vec<Incoming>,
 }
 
 impl Siege {
@@ -56,6 +62,8 @@ impl Siege {
             dice,
             captured,
             honest: HashMap::new(),
+            writing: Vec::new(),
+            reading: Vec::new(),
         }
     }
 
@@ -107,7 +115,35 @@ impl Siege {
         self.bed.wire.inject(to, queue, &packet);
     }
 
+    /// Writes a part of what is not written, and looks at what is shown.
+    fn stream(&mut self) {
+        self.writing.retain_mut(|(tag, writer)| {
+            let payload = noise(*tag, writer.len() as usize);
+            let from = writer.written() as usize;
+            let part = &payload[from..(from + 6000).min(payload.len())];
+            // One message in four is given up half way.
+            let is_given_up = *tag & 6 == 0 && from > payload.len() / 2;
+            !is_given_up && writer.write_all(part).is_ok() && writer.finish().is_err()
+        });
+        for engine in &mut self.bed.hosts {
+            self.reading.extend(std::iter::from_fn(|| engine.next_incoming()));
+        }
+        self.reading.retain(|incoming| {
+            let is_arriving = incoming.settled().is_none();
+            if let Some(&len) = self.honest.get(&incoming.tag()) {
+                let payload = noise(incoming.tag(), len);
+                for shown in incoming.shown() {
+                    let bytes = incoming.bytes(shown.clone()).expect("shown");
+                    let sent = &payload[shown.start as usize..shown.end as usize];
+                    assert!(bytes == sent, "{shown:?} of {len} bytes are shown, and differ");
+                }
+            }
+            is_arriving
+        });
+    }
+
     fn take(&mut self) {
+        self.stream();
         for host in [0, 1] {
             loop {
                 match self.bed.hosts[host].take_message() {
@@ -132,6 +168,12 @@ impl Siege {
         let len = [0, 30, 1448, 20_000, 150_000][self.dice.roll(5) as usize];
         let tag = self.dice.tag(self.honest.len());
         self.honest.insert(tag, len);
+        if tag & 1 == 1 && len > 1448 {
+            let now_ns = self.bed.now_ns;
+            let begun = self.bed.hosts[from].begin(peer, len as u64, tag, now_ns);
+            self.writing.extend(begun.ok().map(|writer| (tag, writer)));
+            return;
+        }
         // Whatever the attackers did: a result, not a panic.
         let _ = self.bed.try_send(from, peer, &noise(tag, len), tag);
     }
@@ -151,6 +193,7 @@ impl Siege {
             }
             for from in [0, 1] {
                 let peer = peers[from];
+                self.bed.hosts[from].watch(peer);
                 self.send(from, peer);
             }
             for _ in 0..self.dice.roll(8) {
@@ -178,6 +221,8 @@ impl Siege {
             }
             self.take();
         }
+        self.writing.clear();
+        self.reading.clear();
         for host in [0, 1] {
             let peer = self.bed.session(host, WireMode::Lm, 60_000);
             self.bed.hosts[host].told.completions().clear();
@@ -233,6 +278,7 @@ proptest! {
             queues: [queues; 2],
             patience: Duration::from_millis(900),
             keys: [keyed.then_some(1); 2],
+            window: 4,
             ..BedConfig::default()
         };
         Siege::new(&config, Choices::seeded(seed)).run();

@@ -265,24 +265,29 @@ fn forged_digests_show_nothing() {
         };
         let mut payload = [0; 800];
         let (words, len) = WindowsPacket::write(&mut payload, number, 0, [5; 20].into_iter()).expect("room");
-        // Another key, other windows than there are, counts that are not those of the payload; the last is the only one that is taken.
+        let others = [6; 160];
+        // Another key, counts that are not those of the payload, other windows than there are, digests that contradict those before; two are
+        // taken.
         let forged = [
-            (key ^ 1, words, len),
-            (key, [number, 1, 20], len),
-            (key, [number, u32::MAX - 10, 20], len),
-            (key, [number, 0, u32::MAX], len),
-            (key, [number, 0, 0], len),
-            (key, [number, 0, 21], len),
-            (key, words, len - 1),
-            (key, [number + 1000, 0, 20], len),
-            (key, words, len),
+            (key ^ 1, words, &payload[..len]),
+            (key, [number + 1000, 0, 20], &payload[..len]),
+            (key, [number, u32::MAX - 10, 20], &payload[..len]),
+            (key, [number, 0, u32::MAX], &payload[..len]),
+            (key, [number, 0, 0], &payload[..len]),
+            (key, [number, 0, 21], &payload[..len]),
+            (key, words, &payload[..len - 1]),
+            (key, [number, 1, 20], &payload[..len]),
+            (key, words, &payload[..len]),
+            (key, words, &others),
+            (key, words, &payload[..len]),
         ];
-        for (key, words, len) in forged {
-            audience.forge(&windows(key, words), &payload[..len]);
+        for (key, words, payload) in forged {
+            audience.forge(&windows(key, words), payload);
         }
         audience.until("whole", |audience| !audience.messages.is_empty());
         assert_eq!(audience.early, 0, "{way:?}");
-        assert_eq!(audience.drops("corrupt"), 0);
+        let dropped = ["corrupt", "unexpected", "malformed", "implausible"];
+        assert_eq!(dropped.map(|name| audience.drops(name)), [0, 2, 5, 2], "{way:?}");
         // What comes too late is not looked at, and the next message's are believed again.
         audience.forge(&windows(key, words), &payload[..len]);
         audience.messages.clear();

@@ -9,7 +9,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange, TYPE_WINDOWS};
 
 use super::{LEN, STRANGER, Scene, control, packet};
 use crate::sim_tests::bed::{PORT, sender_id};
@@ -50,6 +50,16 @@ fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
         windows_released: AnnounceEntry::ALL_WINDOWS,
     }
     .encode()
+}
+
+/// A WINDOWS packet.
+fn windows(key: u64, to: usize, from: SocketAddrV4, words: [u32; 3], payload: &[u8]) -> Vec<u8> {
+    let header = LmHeader::Extension {
+        packet_type: TYPE_WINDOWS,
+        key,
+        words,
+    };
+    packet(to, from, PORT, &header, payload)
 }
 
 pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
@@ -166,6 +176,29 @@ pub(super) const FLOODS: &[Flood] = &[
             packet(to, from, PORT, &header, &[0x5a; 100 * 8])
         },
         counters: ["late", "wrong_key"],
+    },
+    Flood {
+        name: "digests of windows far ahead, every other one's of another session",
+        to: 1,
+        make: |scene, to, from, n| {
+            let message = announced(scene) + 1000 + n as u32;
+            windows(scene.key ^ (n & 1), to, from, [message, 0, 2], &[0x5a; 2 * 8])
+        },
+        counters: ["unexpected", "unexpected"],
+    },
+    Flood {
+        name: "requests for digests of windows that no message has",
+        to: 0,
+        make: |scene, to, from, n| {
+            windows(
+                scene.key,
+                to,
+                from,
+                [announced(scene) + 100, n as u32, u32::MAX],
+                &[],
+            )
+        },
+        counters: ["implausible", "unexpected"],
     },
     Flood {
         name: "requests for digests of what was never sent",

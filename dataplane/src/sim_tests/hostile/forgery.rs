@@ -9,10 +9,11 @@ use lm_protocol::control::{
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
+use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, HEADER_LEN, LmHeader, TYPE_WINDOWS};
 
 use crate::sim_tests::bed::{IPS, PORT, lm_packet, noise, sender_id};
 use crate::sim_tests::transfer::Dice;
@@ -277,6 +278,17 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             ranges: words[1] as u32,
             manifest: dice.roll(2) == 0,
         },
+        // Most are of messages that there may be, and of their first windows.
+        _ if words[3] & 3 > 0 => LmHeader::Extension {
+            packet_type: TYPE_WINDOWS,
+            key: session_key,
+            words: [words[0] as u32 & 63, words[1] as u32 & 3, words[2] as u32],
+        },
+        _ if words[3] & 4 > 0 => LmHeader::Extension {
+            packet_type: TYPE_WINDOWS,
+            key: session_key,
+            words: [words[0] as u32, words[1] as u32, words[2] as u32],
+        },
         _ => LmHeader::Control {
             request_id: words[0] as u32,
             kind: words[1] as u8,
@@ -307,6 +319,28 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
                 manifest: dice.roll(2) == 0,
             };
             (header, ranges as usize * 8)
+        }
+        // Digests of windows, or none: a request for those of one or two.
+        LmHeader::Extension {
+            packet_type,
+            key,
+            words: [message, first, count],
+        } => {
+            let len = dice.roll(1449) as usize;
+            let (count, len) = match count & 7 {
+                0 => (count, len),
+                1 | 2 => (count & 3, 0),
+                count => (count, count as usize * DIGEST_LEN),
+            };
+            let words = [message, first, count];
+            (
+                LmHeader::Extension {
+                    packet_type,
+                    key,
+                    words,
+                },
+                len,
+            )
         }
         header => (header, dice.roll(1449) as usize),
     };
