@@ -143,7 +143,7 @@ fn control(to: usize, from: SocketAddrV4, request_id: u32, message: &ControlMess
 }
 
 /// Counts the lines that would be logged.
-struct Lines(Arc<AtomicU64>);
+pub(super) struct Lines(pub(super) Arc<AtomicU64>);
 
 impl tracing::Subscriber for Lines {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {

@@ -3,12 +3,17 @@
 #![cfg(test)]
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use lm_protocol::control::{CAPABILITY_STREAMS, ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::delivery::Delivery;
 
 use super::audience::{Audience, P, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads};
 use super::bed::{Bed, noise};
+use super::flood::Lines;
+use super::integrity::UDP_HEADERS_LEN;
 use super::times;
 use super::transfer::Dice;
 use crate::completion::{LoanError, Outcome};
@@ -303,13 +308,26 @@ fn a_device_waits_for_a_writer() {
 /// A receiver of before takes messages when they are whole, in the order in which they became so, and hears nothing of others.
 #[test]
 fn a_receiver_without_the_capability_gets_whole_messages() {
-    let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
-    let index = audience.to.index;
-    let outbound = audience.bed.hosts[0].peers.at(index).outbound.as_mut();
-    outbound.expect("a session").terms.takes_streams = false;
-    let mut first = begin(&mut audience, noise(1, 3 * W as usize));
-    let mut dropped = begin(&mut audience, noise(2, 3 * W as usize));
-    let mut second = begin(&mut audience, noise(3, 3 * W as usize));
+    let bed = Bed::new(&config(Way::Digests));
+    bed.wire.set_filter(|from, packet| {
+        let parsed = packet.get(UDP_HEADERS_LEN..).map(ControlMessage::parse);
+        if let (1, Some(Ok((id, ControlMessage::Grant(mut grant))))) = (from, parsed) {
+            grant.capabilities = !CAPABILITY_STREAMS;
+            let mut datagram = [0; MAX_CONTROL_LEN];
+            let len = ControlMessage::Grant(grant).encode(id, &mut datagram);
+            packet[UDP_HEADERS_LEN..].copy_from_slice(&datagram[..len]);
+            // No UDP checksum.
+            packet[UDP_HEADERS_LEN - 2..UDP_HEADERS_LEN].fill(0);
+        }
+        true
+    });
+    let mut audience = Audience::new(bed, [0, 1], &options(Delivery::Reliable));
+    let lines = Arc::new(AtomicU64::new(0));
+    let [mut first, mut dropped, mut second] =
+        tracing::subscriber::with_default(Lines(Arc::clone(&lines)), || {
+            [1, 2, 3].map(|seed| begin(&mut audience, noise(seed, 3 * W as usize)))
+        });
+    assert_eq!(lines.load(Ordering::Relaxed), 1, "it is said once");
     for writing in [&mut first, &mut dropped] {
         writing.write_to(2 * W, 1);
     }
