@@ -210,6 +210,8 @@ pub struct Counters {
     /// Regions of a [`ZoneSource`](crate::ZoneSource) that were too short for their message, beyond what the device can reach or another
     /// endpoint's: the message landed in the arena.
     pub regions_unfit: u64,
+    /// Messages whose [`Incoming`](crate::Incoming) was dropped while they arrived: they are received all the same.
+    pub incoming_dropped: u64,
     /// Violations of the pairing invariant.
     pub violations: Violations,
     /// Packets dropped, by reason.

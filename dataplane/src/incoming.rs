@@ -157,7 +157,8 @@ impl Reading {
 ///
 /// What is shown of it is final: those bytes neither change nor move until this value and the [`Message`](crate::Message) are dropped, in
 /// whatever order. Later ranges may be shown before earlier ones. May be moved to another thread, and outlives its message, its session and
-/// its endpoint; while it is held, so is the message's memory.
+/// its endpoint; while it is held, so is the message's memory. Dropped before the message has ended, it changes nothing for it: it is
+/// received, and delivered by [`recv`](crate::Endpoint::recv) ([`Counters::incoming_dropped`](crate::Counters::incoming_dropped)).
 ///
 /// ```no_run
 /// # fn f(mut endpoint: lm_dataplane::Endpoint, peer: lm_dataplane::PeerId) {

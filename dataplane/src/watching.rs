@@ -75,7 +75,8 @@ impl<P: Port> Engine<P> {
     pub(crate) fn let_go(&mut self, id: u64) {
         if let Some(landing) = &mut self.landing {
             landing.arena.let_go(id);
-            let _ = landing.sessions.iter_mut().any(|inbound| inbound.let_go(id));
+            let is_arriving = landing.sessions.iter_mut().any(|inbound| inbound.let_go(id));
+            self.counters.incoming_dropped += u64::from(is_arriving);
         }
     }
 

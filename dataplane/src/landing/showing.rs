@@ -383,19 +383,18 @@ impl Inbound {
         }
     }
 
-    /// The application has let a reading go. Whether it was one of this session's.
+    /// The application has let a reading go. Whether it was one of this session's, of a message that is arriving.
     pub(crate) fn let_go(&mut self, id: u64) -> bool {
         let mut readers = self
             .order
             .iter_mut()
             .filter_map(|message| message.reader.as_mut());
         let reader = readers.find(|reader| reader.reading.id == id);
-        reader
-            .map(|reader| {
-                reader.is_left = true;
-                reader.showing.let_go();
-            })
-            .is_some()
+        reader.is_some_and(|reader| {
+            reader.is_left = true;
+            reader.showing.let_go();
+            reader.reading.settled().is_none()
+        })
     }
 
     /// The next request for digests of windows that is due: of which message, the first window, and how many there are from there on.

@@ -210,6 +210,8 @@ fn readings_are_let_go_before_and_after_their_messages() {
         audience.reads.clear();
         audience.until("whole", |audience| !audience.messages.is_empty());
         assert!(audience.reads.is_empty(), "it is told of once");
+        let dropped = |audience: &Audience| audience.bed.hosts[1].counters.incoming_dropped;
+        assert_eq!(dropped(&audience), 1, "{way:?}");
         audience.messages.clear();
         audience.bed.pass(Duration::from_millis(5));
         assert_eq!(live(&audience), (0, 0), "{way:?}");
@@ -235,6 +237,7 @@ fn readings_are_let_go_before_and_after_their_messages() {
         drop(audience.bed.recv(1));
         audience.bed.pass(Duration::from_millis(5));
         assert_eq!(live(&audience), (0, 0), "{way:?}");
+        assert_eq!(dropped(&audience), 1, "the others had ended: {way:?}");
         audience.end();
     }
 }
