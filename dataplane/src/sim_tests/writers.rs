@@ -1,6 +1,7 @@
 //! How messages end that are sent while they are written: given up, outlived, contradicted by a stranger.
 #![cfg(test)]
 
+use std::fs::File;
 use std::io::Write;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::streaming::WriterError;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
 
-use super::audience::{Audience, W, WAYS, WINDOW, Way, config, impairments, options};
+use super::audience::{Audience, Read, TAIL, W, WAYS, WINDOW, Way, config, impairments, options};
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
 use super::streams::{Writing, begin, outcomes};
 use super::times;
@@ -171,6 +172,51 @@ fn a_writer_outlives_its_endpoint() {
     writing.writer.payloads_mut().for_each(|range| range.fill(0xee));
     writing.writer.finish().expect("all counts as written");
     drop(writing);
+}
+
+/// A file that ends before the message, one that cannot be read on, and one that has the rest: each window leaves as soon as it is filled.
+#[test]
+fn files_are_read_into_messages_that_leave_meanwhile() {
+    // The kernel fills so much at once.
+    let (short, read) = (5 * W + 100, 4 * W - 100);
+    let mut payload = noise(5, 20 * W as usize);
+    payload[short as usize..][..read as usize].fill(0);
+    let file = |bytes: &[u8]| {
+        let file = rustix::fs::memfd_create(c"input", rustix::fs::MemfdFlags::CLOEXEC).map(File::from);
+        let mut file = file.expect("memory");
+        file.write_all(bytes).expect("room");
+        file
+    };
+    for way in WAYS {
+        let mut audience = Audience::of(way, Delivery::Reliable);
+        let mut writing = begin(&mut audience, payload.clone());
+        let reads_to = |audience: &mut Audience, to: u64| {
+            let is_read = |read: &Read| read.seen.iter().any(|range| range.contains(&(to - TAIL - 13)));
+            audience.until("what is released is read", |audience| {
+                audience.reads.iter().any(is_read)
+            });
+        };
+        let writer = &mut writing.writer;
+        let begins = file(&[&[0xee; 10], &payload[..short as usize]].concat());
+        assert_eq!(writer.read_from(&begins, 10).expect("a file"), short);
+        assert_eq!((writer.written(), writer.released()), (short, 5 * W));
+        reads_to(&mut audience, 5 * W);
+        // It has as many zeros as there are offsets.
+        let zeros = File::open("/dev/zero").expect("a device");
+        let error = writer
+            .read_from(&zeros, i64::MAX as u64 - 6 * W)
+            .expect_err("no more offsets");
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!((writer.written(), writer.released()), (short + read, 9 * W));
+        reads_to(&mut audience, 9 * W);
+        assert_eq!(writer.read_from(&file(&payload), 9 * W).expect("a file"), 11 * W);
+        assert_eq!((writer.written(), writer.released()), (20 * W, 19 * W));
+        reads_to(&mut audience, 19 * W);
+        writer.finish().expect("all of it is written");
+        audience.until("whole", |audience| !audience.messages.is_empty());
+        drop(writing);
+        audience.end();
+    }
 }
 
 #[test]
