@@ -10,6 +10,9 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use lm_protocol::wire::lm::dscp_ecn;
+use rustix::net::sockopt::set_ip_tos;
+
 use crate::memory::Umem;
 use crate::port::{Socket, SocketEvent};
 
@@ -124,7 +127,14 @@ impl UdpPair {
     /// `WouldBlock` when the socket's allowance is used up: try later. Otherwise what sendto(2) says. An ICMP error about
     /// an earlier datagram is not an error of this one: [`UdpPair::recv`] reports it.
     pub(crate) fn send(&self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        let dscp_ecn = match (socket, payload.first()) {
+            (Socket::Data, Some(first)) => dscp_ecn(first & 0xf),
+            _ => 0,
+        };
         let socket = self.socket(socket);
+        if dscp_ecn > 0 {
+            set_ip_tos(&socket.inner, dscp_ecn)?;
+        }
         let mut result = socket.inner.send_to(payload, to);
         if let Err(error) = &result
             && is_icmp_error(error)
@@ -133,6 +143,9 @@ impl UdpPair {
             // destination has no route, which the second call says again.
             socket.errors_pending.set(true);
             result = socket.inner.send_to(payload, to);
+        }
+        if dscp_ecn > 0 {
+            set_ip_tos(&socket.inner, 0)?;
         }
         result.map(|_| ())
     }
@@ -522,6 +535,45 @@ mod tests {
             })
         );
         assert_eq!(&umem.read_header::<14>(100), b"into the UMEM\0");
+    }
+
+    /// What IP_RECVTOS tells of the next datagram.
+    fn received_tos(pair: &UdpPair) -> u8 {
+        let mut space = [0; 64];
+        let mut part = libc::iovec {
+            iov_base: space.as_mut_ptr().cast(),
+            iov_len: space.len(),
+        };
+        let mut control = [0_u64; 8];
+        // SAFETY: an all-zero msghdr is a valid one; its parts point to live, exclusive locals of the lengths given, and the control part is
+        // read inside what recvmsg wrote.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control) as _;
+            assert!(
+                libc::recvmsg(pair.data.inner.as_raw_fd(), &mut message, 0) >= 0,
+                "loopback"
+            );
+            let header = libc::CMSG_FIRSTHDR(&message).as_ref().expect("IP_RECVTOS");
+            assert_eq!(header.cmsg_type, libc::IP_TOS);
+            *libc::CMSG_DATA(header)
+        }
+    }
+
+    #[test]
+    fn real_time_leaves_a_socket_expedited_and_nothing_else_does() {
+        let bind = || UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        let (a, b) = (bind(), bind());
+        b.data
+            .set_option(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
+            .expect("set");
+        for (packet_type, tos) in [(7, 0), (8, 0xb8), (9, 0xb8), (10, 0)] {
+            a.send(Socket::Data, b.local(), &[0x20 | packet_type])
+                .expect("send");
+            assert_eq!(received_tos(&b), tos, "type {packet_type}");
+        }
     }
 
     #[test]

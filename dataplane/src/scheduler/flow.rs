@@ -100,7 +100,7 @@ impl TxBatch<'_> {
         Some(unsafe { self.umem.mapping().slice_mut(start, len) })
     }
 
-    /// Puts a frame with `len` bytes of payload on the ring, behind headers up to UDP's; [`Flow::sent`] gets `token`. A frame may be put
+    /// Puts a frame with `len` bytes of payload, an LM header first, on the ring, behind headers up to UDP's; [`Flow::sent`] gets `token`. A frame may be put
     /// again while the device reads it, with as many bytes. `false`: no room, no such frame, or another length.
     pub fn put(&mut self, frame: u32, len: usize, token: u64) -> bool {
         let lane = &mut *self.lane;
@@ -109,7 +109,9 @@ impl TxBatch<'_> {
             return false;
         };
         let mut headers = [0u8; 64];
-        let Ok(header_len) = self.addressing.write_udp_headers(&mut headers, len) else {
+        let payload = address + self.addressing.udp_header_len() as u64;
+        let packet_type = self.umem.read_header::<1>(payload)[0] & 0xf;
+        let Ok(header_len) = (self.addressing).write_udp_headers(&mut headers, packet_type, len) else {
             return false;
         };
         let packet_len = (header_len + len) as u32;

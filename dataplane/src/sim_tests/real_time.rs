@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lm_protocol::time::Time;
+use lm_protocol::wire::ipv4::checksum;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, TYPE_REALTIME, VERSION};
 
 use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
@@ -115,10 +116,19 @@ fn watch(bed: &Bed) -> Shared {
             let number = u64::from_be_bytes(packet[46..54].try_into().expect("eight bytes"));
             assert_eq!(number, log.waits.len() as u64, "in order");
             assert_eq!(packet.len(), 42 + PAYLOAD_LEN);
+            assert_eq!(
+                (packet[15], checksum(&packet[14..34])),
+                (0xb8, 0),
+                "expedited forwarding"
+            );
             assert!(packet[42 + HEADER_LEN..].iter().all(|byte| *byte == number as u8));
             let wait_ns = at_ns - log.due[number as usize];
             log.waits.push(wait_ns);
         }
+        assert!(
+            kind == TYPE_REALTIME || packet[15] == 0,
+            "nothing else is expedited"
+        );
         log.fragments += u64::from(from == 0 && kind == TYPE_DATA);
         true
     });

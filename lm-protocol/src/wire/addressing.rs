@@ -118,7 +118,7 @@ impl Addressing {
     /// Writes all headers of one LM packet to the start of `out`; gives their length. The payload follows there, and behind
     /// it the [`lm::Trailer`], which `payload_len` does not count.
     ///
-    /// Don't fragment, identification 0 (RFC 6864), TTL 64, DSCP 0, no UDP checksum (see [`super::udp`]).
+    /// Don't fragment, identification 0 (RFC 6864), TTL 64, DSCP as [`lm::dscp_ecn`] has it, no UDP checksum (see [`super::udp`]).
     ///
     /// # Errors
     ///
@@ -143,7 +143,11 @@ impl Addressing {
         let payload_len = payload_len as u16;
         let udp_payload_len = payload_len + (trailer_len + lm::HEADER_LEN) as u16;
         let (below_lm, lm_out) = out.split_at_mut(needed - lm::HEADER_LEN);
-        self.write_below_lm(below_lm, udp_payload_len);
+        let dscp_ecn = match header {
+            LmHeader::Extension { packet_type, .. } => lm::dscp_ecn(*packet_type),
+            _ => 0,
+        };
+        self.write_below_lm(below_lm, udp_payload_len, dscp_ecn);
         lm_out.copy_from_slice(&header.encode(payload_len));
         Ok(needed)
     }
@@ -154,13 +158,18 @@ impl Addressing {
         self.header_len() - lm::HEADER_LEN
     }
 
-    /// Writes the headers of a packet up to UDP's, as [`Addressing::write_headers`], for `payload_len` bytes behind them, an LM header among
-    /// these; gives their length.
+    /// Writes the headers of a packet up to UDP's, as [`Addressing::write_headers`], for `payload_len` bytes behind them, an LM header
+    /// of `packet_type` first among these; gives their length.
     ///
     /// # Errors
     ///
     /// [`BuildError`]; nothing is written then.
-    pub fn write_udp_headers(&self, out: &mut [u8], payload_len: usize) -> Result<usize, BuildError> {
+    pub fn write_udp_headers(
+        &self,
+        out: &mut [u8],
+        packet_type: u8,
+        payload_len: usize,
+    ) -> Result<usize, BuildError> {
         let maximum = lm::MAX_PAYLOAD_LEN + lm::HEADER_LEN;
         if payload_len > maximum {
             return Err(BuildError::PayloadTooLong { maximum });
@@ -169,17 +178,17 @@ impl Addressing {
         let out = out
             .get_mut(..needed)
             .ok_or(BuildError::OutputTooShort { needed })?;
-        self.write_below_lm(out, payload_len as u16);
+        self.write_below_lm(out, payload_len as u16, lm::dscp_ecn(packet_type));
         Ok(needed)
     }
 
     /// Fills `out`, which has exactly [`Addressing::udp_header_len`] bytes.
     #[inline(always)]
-    fn write_below_lm(&self, out: &mut [u8], udp_payload_len: u16) {
+    fn write_below_lm(&self, out: &mut [u8], udp_payload_len: u16, dscp_ecn: u8) {
         let (below_udp, udp_out) = out.split_at_mut(out.len() - UdpRepr::HEADER_LEN);
         let (ethernet_out, ip_out) = below_udp.split_at_mut(below_udp.len() - Ipv4Repr::HEADER_LEN);
         self.write_ethernet(ethernet_out);
-        ip_out.copy_from_slice(self.lm_ip(udp_payload_len).to_header().as_bytes());
+        ip_out.copy_from_slice(self.lm_ip(udp_payload_len, dscp_ecn).to_header().as_bytes());
         udp_out.copy_from_slice(self.udp(udp_payload_len, 0).to_header().as_bytes());
     }
 
@@ -212,11 +221,12 @@ impl Addressing {
     }
 
     /// The IPv4 header of an atomic datagram.
-    pub(super) fn lm_ip(&self, udp_payload_len: u16) -> Ipv4Repr {
+    fn lm_ip(&self, udp_payload_len: u16, dscp_ecn: u8) -> Ipv4Repr {
         Ipv4Repr {
             src: self.src_ip,
             dst: self.dst_ip,
             protocol: PROTOCOL_UDP,
+            dscp_ecn,
             id: 0,
             dont_fragment: true,
             more_fragments: false,

@@ -69,6 +69,8 @@ pub struct Ipv4Repr {
     pub dst: Ipv4Addr,
     /// Protocol of the payload.
     pub protocol: u8,
+    /// Differentiated services and ECN.
+    pub dscp_ecn: u8,
     /// Identification.
     pub id: u16,
     /// Routers must not fragment it.
@@ -128,6 +130,7 @@ impl Ipv4Repr {
             src: Ipv4Addr::from(header.src),
             dst: Ipv4Addr::from(header.dst),
             protocol: header.protocol,
+            dscp_ecn: header.dscp_ecn,
             id: header.id.get(),
             dont_fragment: fragment & DONT_FRAGMENT != 0,
             more_fragments,
@@ -137,7 +140,7 @@ impl Ipv4Repr {
         Ok((repr, payload))
     }
 
-    /// The header's bytes, with TTL 64, DSCP 0 and a correct checksum.
+    /// The header's bytes, with TTL 64 and a correct checksum.
     ///
     /// A payload beyond 65,515 bytes or an offset that is not a multiple of 8 cannot be expressed: the excess bits are
     /// dropped.
@@ -146,7 +149,7 @@ impl Ipv4Repr {
             u16::from(self.dont_fragment) * DONT_FRAGMENT + u16::from(self.more_fragments) * MORE_FRAGMENTS;
         let mut header = Ipv4Header {
             version_ihl: VERSION_IHL,
-            dscp_ecn: 0,
+            dscp_ecn: self.dscp_ecn,
             total_len: U16::new(self.payload_len.wrapping_add(Self::HEADER_LEN as u16)),
             id: U16::new(self.id),
             fragment: U16::new(flags | self.fragment_offset >> 3),

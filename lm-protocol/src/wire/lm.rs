@@ -113,6 +113,15 @@ pub const SEAL_VERSION: u8 = 1;
 /// Type of the admission messages on the control port; see [`crate::control`].
 pub const TYPE_CONTROL: u8 = 15;
 
+/// Differentiated services and ECN in the IP header of an LM packet of this type: EF (46, RFC 3246) for real time, else 0.
+#[inline]
+pub const fn dscp_ecn(packet_type: u8) -> u8 {
+    match packet_type {
+        TYPE_REALTIME | TYPE_RT_REPORT => 46 << 2,
+        _ => 0,
+    }
+}
+
 /// The header as it lies on the wire. The three words mean what the type says (see the [module](self)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

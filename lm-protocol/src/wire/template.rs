@@ -214,6 +214,7 @@ impl IpFragTemplate {
             src: addressing.src_ip,
             dst: addressing.dst_ip,
             protocol: PROTOCOL_UDP,
+            dscp_ecn: 0,
             id: 0,
             dont_fragment: false,
             more_fragments: false,

@@ -133,10 +133,7 @@ fn check_addresses(packet: &[u8], address: &Addressing) -> (Ipv4Header, Option<U
         (address.src_ip.octets(), address.dst_ip.octets())
     );
     assert_eq!(ip.header_checksum, ip.calc_header_checksum(), "IPv4 checksum");
-    assert_eq!(
-        (ip.time_to_live, ip.dscp.value(), ip.ecn.value(), ip.protocol.0),
-        (64, 0, 0, 17)
-    );
+    assert_eq!((ip.time_to_live, ip.ecn.value(), ip.protocol.0), (64, 0, 17));
     let udp = headers.transport.map(|transport| match transport {
         TransportHeader::Udp(udp) => {
             assert_eq!(

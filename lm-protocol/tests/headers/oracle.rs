@@ -22,6 +22,8 @@ proptest! {
 
         let (ip, udp, udp_payload) = check_addresses(&packet, &address);
         prop_assert!(ip.dont_fragment && !ip.more_fragments && ip.identification == 0);
+        let is_real_time = matches!(header, LmHeader::Extension { packet_type: 8 | 9, .. });
+        prop_assert_eq!(ip.dscp.value(), if is_real_time { 46 } else { 0 });
         let udp = udp.unwrap();
         prop_assert_eq!(udp.checksum, 0);
         prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len() + header.trailer_len());
