@@ -47,6 +47,7 @@ struct lm_rt_config {
     uint32_t blocks_of_4;
     uint32_t blocks_of_8;
     uint32_t blocks_of_16;
+    uint32_t packets_per_second;   /* what it sends: all sockets on the link together 3/4 of it at most, else EBUSY; 0: it does not say */
     uint16_t port;                 /* UDP port; 0: a free one */
     uint16_t number;               /* of this socket, and of those that it sends to */
     uint32_t flags;                /* LM_RT_DELIVER_LATE, LM_RT_SAME_HOST, LM_RT_REPLACE_QDISC */
@@ -54,7 +55,7 @@ struct lm_rt_config {
 
 static inline struct lm_rt_config lm_rt_defaults(const char *interface)
 {
-    struct lm_rt_config config = {interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, LM_RT_PORT, 0, 0};
+    struct lm_rt_config config = {interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, 0, LM_RT_PORT, 0, 0};
     return config;
 }
 
@@ -95,6 +96,7 @@ struct lm_rt_stats {
     uint64_t sent;               /* messages that left */
     uint64_t late_unsent;        /* whose deadline passed before */
     uint64_t superseded;         /* that gave way to newer ones before */
+    uint64_t beyond_rate;        /* packets that left and were more than packets_per_second */
     uint64_t reported_whole;     /* of those that left, how many came, as their receiver says; wraps at 2^32 */
     uint64_t reported_lost;      /* and how many did not */
     uint64_t received;           /* messages that came */

@@ -111,11 +111,11 @@ impl From<OpenError> for Failure {
 
 impl From<lm_realtime::OpenError> for Failure {
     fn from(error: lm_realtime::OpenError) -> Failure {
-        use lm_realtime::OpenError::{Blocks, Flow, Handler, ReceiveFrames, Taken};
+        use lm_realtime::OpenError::{Blocks, Flow, Handler, Rate, ReceiveFrames, Taken};
         let errno = match &error {
             Taken(_) => libc::EADDRINUSE,
             Blocks(source) => below(source),
-            Handler(_) => libc::EBUSY,
+            Handler(_) | Rate(_) => libc::EBUSY,
             Flow(FlowError::NoMemory) => libc::ENOMEM,
             Flow(FlowError::NoDescriptors { .. }) | ReceiveFrames(_) => libc::ENOBUFS,
             _ => libc::EINVAL,

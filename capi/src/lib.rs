@@ -11,7 +11,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ pub struct LmRtConfig {
     blocks_of_4: u32,
     blocks_of_8: u32,
     blocks_of_16: u32,
+    packets_per_second: u32,
     port: u16,
     number: u16,
     flags: u32,
@@ -110,6 +111,7 @@ pub struct LmRtStats {
     sent: u64,
     late_unsent: u64,
     superseded: u64,
+    beyond_rate: u64,
     reported_whole: u64,
     reported_lost: u64,
     received: u64,
@@ -237,6 +239,7 @@ unsafe fn config(of_c: &LmRtConfig) -> Result<Config, Failure> {
             drops_late: of_c.flags & DELIVER_LATE == 0,
             same_host: of_c.flags & SAME_HOST != 0,
             period: (of_c.period_ns > 0).then(|| Duration::from_nanos(of_c.period_ns)),
+            packets_per_second: NonZeroU32::new(of_c.packets_per_second),
         },
     })
 }
@@ -453,6 +456,7 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
                 sent: statistics.sent,
                 late_unsent: statistics.late_unsent,
                 superseded: statistics.superseded,
+                beyond_rate: statistics.beyond_rate,
                 reported_whole: statistics.reported_whole.into(),
                 reported_lost: statistics.reported_lost.into(),
                 received: statistics.whole,
@@ -552,13 +556,14 @@ mod tests {
     fn the_header_has_the_structures_and_constants_that_the_library_has() {
         let mut expected = layout! {
             "lm_rt_config" LmRtConfig {
-                interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 port number flags
+                interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 packets_per_second
+                port number flags
             }
             "lm_rt_options" LmRtOptions { deadline_ns priority flags }
             "lm_rt_info" LmRtInfo { from sent_ns received_ns delay_ns len number lost priority late }
             "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
-                sent late_unsent superseded reported_whole reported_lost received lost late missed overtaken no_block superseded_here
+                sent late_unsent superseded beyond_rate reported_whole reported_lost received lost late missed overtaken no_block superseded_here
                 refused_packets refused_reports credits_per_second holds_kernel
                 latency_ns jitter_ns delay_ns late_ns missed_ns superseded_ns lost_in_a_row
             }

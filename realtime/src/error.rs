@@ -41,6 +41,11 @@ pub enum OpenError {
         "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or LimitMEMLOCK= of its unit)"
     )]
     Blocks(#[source] io::Error),
+    /// Other sockets have declared too much.
+    #[error(
+        "sockets on this interface declare three quarters of its link at most, and {0} packets a second are left; declare fewer, or close others"
+    )]
+    Rate(u64),
     /// No descriptor by which threads wake each other.
     #[error("no descriptor for a real-time socket's wake-ups: {0}; close others, or allow more (ulimit -n)")]
     Waker(#[source] io::Error),

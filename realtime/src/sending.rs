@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use lm_dataplane::{Arrived, Flow, Handler, Replies, TxBatch};
 use lm_protocol::serial;
@@ -14,6 +16,8 @@ use crate::message::SendOutcome;
 use crate::outgoing::{Next, Outgoing};
 use crate::queues::{LeavingEnds, Order};
 use crate::socket::{Hub, SocketConfig, locked};
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Sends a socket's messages to one peer.
 pub(crate) struct Leaving {
@@ -32,6 +36,33 @@ pub(crate) struct Leaving {
     /// The endpoint's data port, which digests are about.
     from: SocketAddrV4,
     free: VecDeque<u32>,
+    declared: Option<Rate>,
+}
+
+/// A rate that is counted by: of a second's packets none is beyond it.
+struct Rate {
+    interval: Duration,
+    /// When the next packet would be due, if they came evenly.
+    due: Time,
+}
+
+impl Rate {
+    fn new(packets_per_second: NonZeroU32) -> Rate {
+        Rate {
+            interval: SECOND / packets_per_second.get(),
+            due: Time::ZERO,
+        }
+    }
+
+    /// Whether a packet that leaves now is one too many.
+    fn is_beyond(&mut self, now: Time) -> bool {
+        let next = self.due.max(now) + self.interval;
+        let is_beyond = next.since(now) > SECOND;
+        if !is_beyond {
+            self.due = next;
+        }
+        is_beyond
+    }
 }
 
 /// A message on its way out.
@@ -152,6 +183,7 @@ impl Leaving {
             count: 0,
             from,
             free: (0..config.frames).collect(),
+            declared: config.packets_per_second.map(Rate::new),
         }
     }
 
@@ -261,6 +293,10 @@ impl Flow for Leaving {
                 self.ends.unlock(begun.order, SendOutcome::Unsent);
                 continue;
             }
+            if self.declared.as_mut().is_some_and(|rate| rate.is_beyond(now)) {
+                let beyond = &self.ends.state.counts.beyond_rate;
+                beyond.fetch_add(1, Ordering::Relaxed);
+            }
             begun.index += 1;
             begun.in_flight += 1;
             self.of_frame[frame as usize] = begun.which;
@@ -323,9 +359,6 @@ impl Handler for Reports {
 
 #[cfg(test)]
 mod tests {
-    use lm_protocol::time::Time;
-    use std::time::Duration;
-
     use super::*;
 
     fn report(newest: u32, whole: u32, late: u32, lost: u32) -> RtReport {

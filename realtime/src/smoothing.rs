@@ -1,5 +1,6 @@
 //! The smoother of an endpoint's interface: its own, or the one that programs behind the admission daemon share.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -84,6 +85,14 @@ impl Smoothing {
         self.with(Time::ZERO, |credits, _| credits.rate().credits_per_second())
     }
 
+    /// So many packets a second are a socket's until what this gives is dropped; or how many are left.
+    pub(crate) fn declare(self: &Arc<Self>, rate: Option<NonZeroU32>) -> Result<Option<Declared>, u64> {
+        let Some(rate) = rate else { return Ok(None) };
+        self.with(Time::ZERO, |credits, _| credits.declare(rate.get()))
+            .unwrap_or(Ok(()))?;
+        Ok(Some(Declared(Arc::clone(self), rate)))
+    }
+
     /// Real-time packets, or messages' packets, were lost, or were on their way for so much longer than others.
     pub(crate) fn tell(&self, lost: u32, delay: Duration, now: Time) {
         match &self.source {
@@ -151,6 +160,16 @@ impl Smoothing {
         };
         kernel.running = Arc::downgrade(&follower);
         Some(follower)
+    }
+}
+
+/// A socket's declared rate.
+#[derive(Debug)]
+pub(crate) struct Declared(Arc<Smoothing>, NonZeroU32);
+
+impl Drop for Declared {
+    fn drop(&mut self) {
+        (self.0).with(Time::ZERO, |credits, _| credits.undeclare(self.1.get()));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +26,7 @@ use crate::pool::{Block, Blocks, Pool, RtBuffer};
 use crate::queues::{ArrivingEnd, Order, SocketEnds, SocketState, queues};
 use crate::receiving::{Expected, Receiving};
 use crate::sending::{Leaving, Reports, Sent};
-use crate::smoothing::{Lease, Smoothed, Smoothing, Source};
+use crate::smoothing::{Declared, Lease, Smoothed, Smoothing, Source};
 use crate::statistics::{Histograms, Statistics};
 
 /// Frames of a socket at most: a transmit ring is shorter. How many are left, the endpoint says when the socket is connected.
@@ -145,6 +146,9 @@ pub struct SocketConfig {
     /// A message is expected in each such period, from the first one that comes on (DDS: DEADLINE): one that passes without is counted, and
     /// [`RtSocket::missed`] tells of it. Of all who send here together; a socket for each sender tells them apart.
     pub period: Option<Duration>,
+    /// Packets that it sends in a second: what is more leaves all the same, and is counted ([`Statistics::beyond_rate`]). Sockets on an interface
+    /// with a smoother declare three quarters of its link together at most, as packets of full length.
+    pub packets_per_second: Option<NonZeroU32>,
 }
 
 impl SocketConfig {
@@ -176,6 +180,7 @@ impl Default for SocketConfig {
             drops_late: true,
             same_host: false,
             period: None,
+            packets_per_second: None,
         }
     }
 }
@@ -270,6 +275,7 @@ impl RealTime {
         if locked(&self.0.sockets).contains_key(&port) {
             return Err(OpenError::Taken(port));
         }
+        let declared = (self.0.smoothing.declare(config.packets_per_second)).map_err(OpenError::Rate)?;
         let (keep, packet) = (config.keep, self.0.packet_payload_max);
         let out = Pool::new(Some((packet, 2 * keep)), config.blocks).map_err(OpenError::Blocks)?;
         let blocks: usize = config.blocks.counts().map(|(_, count)| count as usize).sum();
@@ -305,6 +311,7 @@ impl RealTime {
         let follower = self.0.smoothing.follow();
         Ok(RtSocket {
             _follower: follower,
+            _declared: declared,
             hub: Arc::clone(&self.0),
             state,
             ends,
@@ -357,6 +364,7 @@ pub struct RtSocket {
     missed: u64,
     /// The last socket takes it along.
     _follower: Option<Arc<Follower>>,
+    _declared: Option<Declared>,
 }
 
 impl RtSocket {

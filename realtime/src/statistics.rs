@@ -36,6 +36,7 @@ pub(crate) struct Counts {
     pub(crate) missed: AtomicU64,
     pub(crate) overtaken: AtomicU64,
     pub(crate) no_block: AtomicU64,
+    pub(crate) beyond_rate: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) superseded_here: AtomicU64,
 }
@@ -49,6 +50,8 @@ pub struct Statistics {
     pub late_unsent: u64,
     /// Messages that gave way to newer ones before they left.
     pub superseded: u64,
+    /// Packets that left and were more than the socket declared: of any second's, so many are none.
+    pub beyond_rate: u64,
     /// Of the messages that left, how many came, and how many did not, as far as their receiver said. Sums of 32 bits, which wrap.
     pub reported_whole: u32,
     /// As `reported_whole`.
@@ -84,6 +87,7 @@ impl Counts {
             sent: of(&self.sent),
             late_unsent: of(&self.late_unsent),
             superseded: of(&self.superseded),
+            beyond_rate: of(&self.beyond_rate),
             whole: of(&self.whole),
             lost: of(&self.lost),
             late: of(&self.late),

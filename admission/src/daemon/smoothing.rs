@@ -183,8 +183,9 @@ impl Daemon {
     pub(super) fn unsmooth(&mut self, position: usize) {
         if self.smoothing_programs(position) == 0
             && let Some(attachment) = self.attachments[position].as_mut()
+            && let Some(smoothing) = attachment.smoothing.take()
         {
-            attachment.smoothing = None;
+            smoothing.owner.credits().undeclare_all();
         }
     }
 }

@@ -250,6 +250,23 @@ fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
     assert!(hosts.pins(Side::Left).is_empty());
 }
 
+/// What a program that was killed had declared is nobody's when the last one is gone.
+#[test]
+fn programs_declare_their_rates_together() {
+    let Some(hosts) = Hosts::new("declared") else {
+        return;
+    };
+    let daemon = hosts.daemon_with(Side::Left, &LINK);
+    let ask = || as_user(USER, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE)).unwrap();
+    let (killed, other) = (ask(), ask());
+    assert_eq!(killed.as_ref().declare(6000), Ok(()));
+    drop(killed);
+    assert_eq!(other.as_ref().declare(96), Err(95));
+    drop(other);
+    wait_until("nobody has it", || daemon.interface().smoother.is_none());
+    assert_eq!(ask().as_ref().declare(6095), Ok(()));
+}
+
 #[test]
 fn who_may_not_have_a_smoother_is_told_why() {
     let Some(hosts) = Hosts::new("unsmoothed") else {

@@ -338,6 +338,9 @@ static void check(const char *interface, const char *other_interface)
     /* Of a hundred megabits, held to which the kernel is, too. */
     other_config.link_bits_per_second = 100000000;
     other_config.port = 0;
+    other_config.packets_per_second = 6096; /* of 8127 frames */
+    NO_POINTER(rt_socket(&other_config), EBUSY, "6095 packets a second are left");
+    other_config.packets_per_second = 6095;
     again.port = 0;
     lm_rt *socket = rt_socket(&config), *other = rt_socket(&other_config);
     struct lm_rt_stats stats;

@@ -121,6 +121,9 @@ pub struct Credits {
     pub(super) delay_max_ns: AtomicU64,
     /// Not 0: the kernel's traffic is held to the rate as well.
     pub(super) kernel: AtomicU64,
+    /// Real-time packets a second that sockets have declared, and as many as they may together; 0: no bound is known.
+    pub(super) declared: AtomicU64,
+    pub(super) declared_max: AtomicU64,
 }
 
 impl AsRef<Credits> for Credits {
@@ -353,6 +356,34 @@ impl Credits {
     /// For their owner: whether it is.
     pub fn set_holds_kernel(&self, is_held: bool) {
         self.kernel.store(is_held.into(), Relaxed);
+    }
+
+    /// Real-time packets a second that a socket may send from now on, of full length.
+    ///
+    /// # Errors
+    /// How many are left: all together may declare three quarters of the link.
+    pub fn declare(&self, packets_per_second: u32) -> Result<(), u64> {
+        let more = u64::from(packets_per_second);
+        let most = match self.declared_max.load(Relaxed) {
+            0 => u64::MAX,
+            most => most,
+        };
+        let sum = |declared: u64| declared.checked_add(more).filter(|sum| *sum <= most);
+        let declared = self.declared.fetch_update(Relaxed, Relaxed, sum);
+        declared
+            .map(drop)
+            .map_err(|declared| most.saturating_sub(declared))
+    }
+
+    /// It sends them no more.
+    pub fn undeclare(&self, packets_per_second: u32) {
+        let rest = |declared: u64| Some(declared.saturating_sub(packets_per_second.into()));
+        let _ = self.declared.fetch_update(Relaxed, Relaxed, rest);
+    }
+
+    /// For their owner: nobody has them, and what one that ended at once had declared is nobody's.
+    pub fn undeclare_all(&self) {
+        self.declared.store(0, Relaxed);
     }
 
     /// For an owner elsewhere: packets were lost on their way, of whatever class.

@@ -4,6 +4,7 @@ mod fragments;
 mod hostile;
 mod lent;
 mod one_packet;
+mod rates;
 mod statistics;
 
 use std::sync::Arc;

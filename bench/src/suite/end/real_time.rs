@@ -100,11 +100,11 @@ fn socket(endpoint: &mut Endpoint, real_time: &RealTime, spec: &Spec) -> Result<
         frames: 32,
         drops_late: false,
         same_host: true,
-        period: None,
         blocks: Blocks {
             of_4: if is_long { KEEP as u32 + 2 } else { 0 },
             ..Blocks::default()
         },
+        ..SocketConfig::default()
     };
     real_time
         .socket(endpoint, PORT, &config)

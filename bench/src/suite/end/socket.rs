@@ -51,7 +51,7 @@ impl Socket {
             blocks,
             drops_late: false,
             same_host: true,
-            period: None,
+            ..SocketConfig::default()
         };
         let real_time = RealTime::new(endpoint, None, monotonic).map_err(|error| failed(&error))?;
         let socket = (real_time.socket(endpoint, PORT, &config)).map_err(|error| failed(&error))?;

@@ -1,0 +1,83 @@
+//! Rates: what sockets declare, and what reports do to the smoother's.
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use lm_examples::ROUND_NS;
+use lm_protocol::smoother::Parameters;
+use lm_realtime::{OpenError, SocketConfig};
+use lm_sim::Semantics;
+
+use crate::{Bed, exact, options};
+
+fn link() -> Option<Parameters> {
+    let rate = NonZeroU64::new(100_000_000).expect("not 0");
+    Some(Parameters::of_link(rate, 1514))
+}
+
+fn declaring(packets_per_second: u32) -> SocketConfig {
+    SocketConfig {
+        packets_per_second: NonZeroU32::new(packets_per_second),
+        ..exact()
+    }
+}
+
+/// Of 8127 packets a second that the link has, 6095 may be declared.
+#[test]
+fn sockets_declare_three_quarters_of_the_link_together() {
+    let mut bed = Bed::new(Semantics::Copy, 1, &exact(), link());
+    let first = bed.socket(1, &declaring(6000)).expect("fewer");
+    let error = bed.socket(2, &declaring(96)).expect_err("more");
+    assert!(matches!(error, OpenError::Rate(95)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("95 packets a second are left; declare fewer"),
+        "{text}"
+    );
+    // What is not opened for another reason has declared nothing.
+    let many = SocketConfig {
+        keep: 4000,
+        ..declaring(95)
+    };
+    assert!(matches!(bed.socket(2, &many), Err(OpenError::ReceiveFrames(_))));
+    let second = bed.socket(2, &declaring(95)).expect("all that is left");
+    assert!(matches!(bed.socket(3, &declaring(1)), Err(OpenError::Rate(0))));
+    bed.socket(3, &exact()).expect("it declares nothing");
+    drop(first);
+    bed.socket(4, &declaring(6000)).expect("it is left again");
+    drop(second);
+    // Of a link that nobody knows, any rate may be declared.
+    let mut bed = Bed::new(Semantics::Copy, 1, &exact(), None);
+    bed.socket(1, &declaring(u32::MAX)).expect("no bound");
+}
+
+/// Packets, not messages: what is more than so many of a second leaves, and is counted.
+#[test]
+fn what_a_socket_sends_beyond_its_rate_is_counted() {
+    let mut bed = Bed::new(Semantics::Copy, 2, &exact(), link());
+    bed.calm();
+    let config = SocketConfig {
+        blocks: crate::with_blocks().blocks,
+        ..declaring(100)
+    };
+    let mut socket = bed.socket(1, &config).expect("fewer");
+    let (end, peer) = (&mut bed.world.ends[0], bed.peer);
+    socket.connect(end, peer, crate::PORT).expect("a peer");
+    let mut send = |bed: &mut Bed, messages: u32, len: usize| {
+        for _ in 0..messages {
+            socket.send(&vec![1; len], options(7, 0)).expect("polled");
+            bed.rounds(3);
+            while bed.sockets[1].recv().is_some() {}
+        }
+        let statistics = socket.statistics();
+        (statistics.sent, statistics.beyond_rate)
+    };
+    assert_eq!(send(&mut bed, 70, 100), (70, 0));
+    // Ten of three packets each.
+    assert_eq!(send(&mut bed, 10, 3996), (80, 0));
+    assert_eq!(send(&mut bed, 7, 100), (87, 7));
+    // Half a second later it may send fifty.
+    bed.rounds((500_000_000 / ROUND_NS) as u32);
+    assert_eq!(send(&mut bed, 60, 100).0, 147);
+    let beyond = send(&mut bed, 0, 0).1;
+    assert!((16..=17).contains(&beyond), "{beyond}");
+}
