@@ -99,6 +99,7 @@ struct lm_rt_stats {
     uint64_t beyond_rate;        /* packets that left and were more than packets_per_second */
     uint64_t reported_whole;     /* of those that left, how many came, as their receiver says; wraps at 2^32 */
     uint64_t reported_lost;      /* and how many did not */
+    uint64_t reported_refused;   /* reports that there is no such socket: one in 5 ms at most */
     uint64_t received;           /* messages that came */
     uint64_t lost;               /* that did not, by the gaps in their numbers */
     uint64_t late;               /* that came behind their deadline */

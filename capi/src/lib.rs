@@ -114,6 +114,7 @@ pub struct LmRtStats {
     beyond_rate: u64,
     reported_whole: u64,
     reported_lost: u64,
+    reported_refused: u64,
     received: u64,
     lost: u64,
     late: u64,
@@ -459,6 +460,7 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
                 beyond_rate: statistics.beyond_rate,
                 reported_whole: statistics.reported_whole.into(),
                 reported_lost: statistics.reported_lost.into(),
+                reported_refused: statistics.reported_refused.into(),
                 received: statistics.whole,
                 lost: statistics.lost,
                 late: statistics.late,
@@ -563,8 +565,8 @@ mod tests {
             "lm_rt_info" LmRtInfo { from sent_ns received_ns delay_ns len number lost priority late }
             "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
-                sent late_unsent superseded beyond_rate reported_whole reported_lost received lost late missed overtaken no_block superseded_here
-                refused_packets refused_reports credits_per_second holds_kernel
+                sent late_unsent superseded beyond_rate reported_whole reported_lost reported_refused received lost
+                late missed overtaken no_block superseded_here refused_packets refused_reports credits_per_second holds_kernel
                 latency_ns jitter_ns delay_ns late_ns missed_ns superseded_ns lost_in_a_row
             }
         };

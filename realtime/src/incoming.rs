@@ -7,7 +7,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{RealTimePacket, RtReport};
 
 /// Reports leave so often while packets come.
-const REPORT_PERIOD: Duration = Duration::from_millis(5);
+pub(crate) const REPORT_PERIOD: Duration = Duration::from_millis(5);
 /// The least delay is that of the last ten seconds: clocks that drift apart by 100 ppm differ by a millisecond then.
 const LEAST_SECONDS: usize = 10;
 
@@ -187,6 +187,7 @@ impl Incoming {
             delay_max: std::mem::take(&mut self.delay_max),
             interval: now.since(self.reported_at),
             port: self.port,
+            refused: false,
             sent_at: self.sent_at,
             held: now.since(self.came_at),
         };

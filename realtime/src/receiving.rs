@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use lm_dataplane::{Arrived, Handler, Replies};
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{Clock, RealTimePacket, TYPE_RT_REPORT};
+use lm_protocol::wire::lm::{Clock, RealTimePacket, RtReport, TYPE_RT_REPORT};
 
 use crate::assembling::{FlowKey, Put};
-use crate::incoming::{Arrival, Incoming};
+use crate::incoming::{Arrival, Incoming, REPORT_PERIOD};
 use crate::message::{Bytes, Info, RtMessage};
 use crate::queues::SocketState;
 use crate::socket::{Hub, Receiver, locked};
@@ -18,6 +18,9 @@ use crate::statistics::Counts;
 
 /// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
 const FLOWS_MAX: usize = 16;
+
+/// Flows without a socket whose senders are told in a report's period: packets of more are not answered.
+const TOLD_MAX: usize = 16;
 
 /// A flow, and when it was heard of last.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct Receiving {
     missing: Option<Time>,
     /// When a fragment came last.
     fragment_at: Option<Time>,
+    /// Flows without a socket whose senders were told, and when.
+    told: Vec<(FlowKey, Time)>,
 }
 
 impl Receiving {
@@ -46,6 +51,7 @@ impl Receiving {
             gives_up: None,
             missing: None,
             fragment_at: None,
+            told: Vec::with_capacity(TOLD_MAX),
         }
     }
 
@@ -65,6 +71,17 @@ impl Receiving {
         });
         known.heard = now;
         &mut known.incoming
+    }
+
+    /// Tells a sender that its flow has no socket here.
+    fn tell_refused(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time, replies: &mut Replies) {
+        self.told.retain(|(_, at)| now.since(*at) < REPORT_PERIOD);
+        if self.told.len() == TOLD_MAX || self.told.iter().any(|(told, _)| *told == id) {
+            return;
+        }
+        self.told.push((id, now));
+        let (words, bytes) = RtReport::refusal(packet).write();
+        replies.send(id.0, TYPE_RT_REPORT, id.1, words, &bytes);
     }
 
     /// Gives messages up of which nothing came for too long. After a round that brought fragments their others may wait at the device: this
@@ -188,7 +205,7 @@ impl SocketState {
 }
 
 impl Handler for Receiving {
-    fn packet(&mut self, arrived: Arrived<'_>, now: Time, _: &mut Replies) {
+    fn packet(&mut self, arrived: Arrived<'_>, now: Time, replies: &mut Replies) {
         let hub = Arc::clone(&self.hub);
         let count = |count: &AtomicU64| {
             count.fetch_add(1, Ordering::Relaxed);
@@ -200,6 +217,7 @@ impl Handler for Receiving {
         let mut sockets = locked(&hub.sockets);
         let is_open = |receiver: &&mut Receiver| !receiver.arriving.state.is_closed();
         let Some(receiver) = sockets.get_mut(&packet.port).filter(is_open) else {
+            self.tell_refused((arrived.from(), arrived.key()), &packet, now, replies);
             return refuse();
         };
         let (state, assembling) = (Arc::clone(&receiver.arriving.state), &mut receiver.assembling);

@@ -95,6 +95,8 @@ pub(crate) struct Sent {
     open: AtomicU32,
     whole: AtomicU32,
     lost: AtomicU32,
+    /// Refusals, and the newest message of one.
+    refused: [AtomicU32; 2],
 }
 
 impl Sent {
@@ -109,6 +111,7 @@ impl Sent {
             open: AtomicU32::new(0),
             whole: AtomicU32::new(0),
             lost: AtomicU32::new(0),
+            refused: [AtomicU32::new(0), AtomicU32::new(u32::MAX)],
         }
     }
 
@@ -151,6 +154,25 @@ impl Sent {
         Some(lost)
     }
 
+    /// Takes a report that its receiver has no socket, if that is of a message which was sent, and none before another's. It is no loss on the
+    /// way: it says nothing of the link.
+    fn refuse(&self, report: &RtReport) -> bool {
+        let [count, newest] = &self.refused;
+        // Relaxed: as in `take`.
+        let before = newest.load(Ordering::Relaxed);
+        let sent = self
+            .next
+            .load(Ordering::Relaxed)
+            .wrapping_sub(before)
+            .wrapping_sub(1);
+        let is_sent = report.newest.wrapping_sub(before) <= sent;
+        if is_sent {
+            newest.store(report.newest, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        is_sent
+    }
+
     /// The number of one more message.
     pub(crate) fn sends(&self) -> u32 {
         // Relaxed: the endpoint's thread alone sends.
@@ -163,6 +185,10 @@ impl Sent {
 
     pub(crate) fn lost(&self) -> u32 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refused(&self) -> u32 {
+        self.refused[0].load(Ordering::Relaxed)
     }
 }
 
@@ -346,14 +372,15 @@ impl Handler for Reports {
             .iter()
             .find(|(peer, flow)| (*peer, flow.key) == (packet.from(), packet.key()));
         let report = RtReport::read(packet.words(), packet.payload()).ok();
-        let taken = flow
-            .zip(report)
-            .and_then(|((_, flow), report)| Some((flow.take(&report)?, report)));
-        let Some((lost, report)) = taken else {
+        let taken = (flow.zip(report)).and_then(|((_, flow), report)| match report.refused {
+            true => flow.refuse(&report).then_some((0, Duration::ZERO)),
+            false => Some((flow.take(&report)?, report.delay_max)),
+        });
+        let Some((lost, delay)) = taken else {
             self.0.refused_reports.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.0.smoothing.tell(lost, report.delay_max, now);
+        self.0.smoothing.tell(lost, delay, now);
     }
 }
 
@@ -370,6 +397,7 @@ mod tests {
             delay_max: Duration::from_secs(1),
             interval: Duration::ZERO,
             port: 9,
+            refused: false,
             sent_at: Time::ZERO,
             held: Duration::ZERO,
         }

@@ -530,6 +530,7 @@ impl RtSocket {
         Statistics {
             reported_whole: flow.map_or(0, |flow| flow.whole()),
             reported_lost: flow.map_or(0, |flow| flow.lost()),
+            reported_refused: flow.map_or(0, |flow| flow.refused()),
             refused_packets: self.hub.refused_packets.load(Ordering::Relaxed),
             refused_reports: self.hub.refused_reports.load(Ordering::Relaxed),
             ..self.state.counts.read()

@@ -56,6 +56,8 @@ pub struct Statistics {
     pub reported_whole: u32,
     /// As `reported_whole`.
     pub reported_lost: u32,
+    /// Reports that the receiver has no such socket: one in 5 ms at most, while messages leave for it.
+    pub reported_refused: u32,
     /// Messages that came.
     pub whole: u64,
     /// Messages that did not come, by the gaps in their numbers.

@@ -1,6 +1,8 @@
 //! Packets that cannot be true.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lm_examples::{Dice, noise};
@@ -13,6 +15,21 @@ use lm_realtime::RtSocket;
 use lm_sim::Semantics;
 
 use crate::{Bed, PORT, exact, options, with_blocks};
+
+fn report() -> RtReport {
+    RtReport {
+        newest: 0,
+        whole: 0,
+        late: 0,
+        lost: 1,
+        delay_max: Duration::from_secs(1),
+        interval: Duration::ZERO,
+        port: PORT,
+        refused: false,
+        sent_at: Time::ZERO,
+        held: Duration::ZERO,
+    }
+}
 
 /// Packets that cannot be true are counted, and change nothing.
 #[test]
@@ -28,17 +45,7 @@ fn hostile_packets_and_reports_change_nothing() {
     let mut dice = Dice(6);
     let mut words = || [dice.roll() as u32, dice.roll() as u32, dice.roll() as u32];
     // Of no flow, and of as many losses as there can be.
-    let report = RtReport {
-        newest: 0,
-        whole: 0,
-        late: 0,
-        lost: 1,
-        delay_max: Duration::from_secs(1),
-        interval: Duration::ZERO,
-        port: PORT,
-        sent_at: Time::ZERO,
-        held: Duration::ZERO,
-    };
+    let report = report();
     for number in 0..200u64 {
         let (packet_type, key, words, payload) = match number % 4 {
             0 => (
@@ -69,6 +76,78 @@ fn hostile_packets_and_reports_change_nothing() {
         (1, 0, 100)
     );
     assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
+}
+
+/// Whoever sends to a socket that is not there is told, each 5 ms; that is no loss.
+#[test]
+fn a_sender_is_told_that_nobody_receives() {
+    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
+    let mut bed = Bed::new(Semantics::Copy, 9, &exact(), Some(link));
+    bed.calm();
+    let peer = bed.peer;
+    bed.sockets[0]
+        .connect(&mut bed.world.ends[0], peer, PORT + 1)
+        .expect("a peer");
+    let rate = bed.real_time[0].credits_per_second();
+    let key = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&key);
+    bed.world.wire.set_filter(move |_, packet| {
+        if packet[42] & 0xf == TYPE_REALTIME {
+            let key = packet[46..54].try_into().expect("eight bytes");
+            seen.store(u64::from_be_bytes(key), Ordering::Relaxed);
+        }
+        true
+    });
+    // A message in each tenth of a millisecond, for 50 ms.
+    for _ in 0..500 {
+        bed.sockets[0].send(b"nobody", options(0, 0)).expect("polled");
+        bed.rounds(5);
+    }
+    let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
+    assert!((9..=11).contains(&sender.reported_refused), "{sender:?}");
+    assert_eq!((sender.reported_lost, sender.refused_reports), (0, 0));
+    assert_eq!(receiver.refused_packets, 500);
+    assert_eq!(bed.real_time[0].credits_per_second(), rate, "no signal");
+    bed.world.wire.clear_filter();
+    // However many flows there are, few are answered: each answer would be of no flow here.
+    for flow in 0..1000 {
+        let packet = RealTimePacket {
+            message: 0,
+            index: 0,
+            count: 1,
+            deadline: None,
+            sent_at: Time::ZERO,
+            message_len: 1,
+            offset: 0,
+            port: PORT + 1,
+            priority: 0,
+            clock: Clock::Host,
+            payload: &[1],
+        };
+        let payload = [packet.payload, &packet.tail()].concat();
+        inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+        bed.rounds(1);
+    }
+    // In 20 ms.
+    let answers = bed.sockets[0].statistics().refused_reports;
+    assert!((48..=80).contains(&answers), "{answers} answers");
+    // Forged ones: of a message that was not sent, and of one before that of the last. And none is a signal.
+    let key = key.load(Ordering::Relaxed);
+    for (newest, is_taken) in [(500, 0), (3, 0), (499, 1)] {
+        let before = bed.sockets[0].statistics().reported_refused;
+        let report = RtReport {
+            newest,
+            refused: true,
+            lost: 1,
+            ..report()
+        };
+        let (words, bytes) = report.write();
+        inject_typed(&bed, 0, (TYPE_RT_REPORT, key, words), &bytes);
+        bed.rounds(2);
+        let told = bed.sockets[0].statistics().reported_refused - before;
+        assert_eq!(told, is_taken, "{newest}");
+    }
+    assert_eq!(bed.real_time[0].credits_per_second(), rate, "no signal");
 }
 
 /// A receiver knows sixteen flows of a peer; of one that it has forgotten meanwhile it counts from nothing.

@@ -168,9 +168,11 @@ impl<'a> RealTimePacket<'a> {
 /// ```text
 ///  0       1       2       4      12        16      20     24     28          32          36   38  40        48        56
 /// +-------+-------+-------+------+---------+-------+------+------+-----------+-----------+----+---+---------+---------+--------+
-/// |ver|  9|   2   |  32   | flow | newest  | whole | late | lost | delay_max | interval  |port| 0 | sent_at | held_ns | digest |
+/// |ver|  9|   2   |  32   | flow | newest  | whole | late | lost | delay_max | interval  |port|ref| sent_at | held_ns | digest |
 /// +-------+-------+-------+------+---------+-------+------+------+-----------+-----------+----+---+---------+---------+--------+
 /// ```
+///
+/// `ref` is 0, or 1: refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtReport {
     /// Number of the newest message.
@@ -187,6 +189,8 @@ pub struct RtReport {
     pub interval: Duration,
     /// The receiving socket.
     pub port: u16,
+    /// There is no such socket: of the rest only `newest` says something.
+    pub refused: bool,
     /// When the newest message was sent, as its sender said.
     pub sent_at: Time,
     /// How long ago it came, in nanoseconds.
@@ -200,7 +204,7 @@ struct ReportBytes {
     delay_max_ns: U32,
     interval_us: U32,
     port: U16,
-    zero: U16,
+    refused: U16,
     sent_at: U64,
     held_ns: U64,
 }
@@ -208,6 +212,22 @@ struct ReportBytes {
 impl RtReport {
     /// Bytes between header and digest.
     pub const LEN: usize = size_of::<ReportBytes>();
+
+    /// Of a packet that there is no socket for.
+    pub fn refusal(packet: &RealTimePacket<'_>) -> RtReport {
+        RtReport {
+            newest: packet.message,
+            whole: 0,
+            late: 0,
+            lost: 0,
+            delay_max: Duration::ZERO,
+            interval: Duration::ZERO,
+            port: packet.port,
+            refused: true,
+            sent_at: packet.sent_at,
+            held: Duration::ZERO,
+        }
+    }
 
     /// The header's words, and what is between header and digest.
     pub fn write(&self) -> ([u32; 3], [u8; Self::LEN]) {
@@ -217,7 +237,7 @@ impl RtReport {
             delay_max_ns: capped(self.delay_max.as_nanos()).into(),
             interval_us: capped(self.interval.as_micros()).into(),
             port: self.port.into(),
-            zero: 0.into(),
+            refused: u16::from(self.refused).into(),
             sent_at: self.sent_at.as_nanos().into(),
             held_ns: (self.held.as_nanos() as u64).into(),
         };
@@ -239,6 +259,7 @@ impl RtReport {
             delay_max: Duration::from_nanos(bytes.delay_max_ns.get().into()),
             interval: Duration::from_micros(bytes.interval_us.get().into()),
             port: bytes.port.get(),
+            refused: bytes.refused.get() & 1 != 0,
             sent_at: Time::from_nanos(bytes.sent_at.get()),
             held: Duration::from_nanos(bytes.held_ns.get()),
         })
