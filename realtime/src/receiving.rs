@@ -243,8 +243,8 @@ impl Handler for Receiving {
             }
         };
         let incoming = self.flow(id, &packet, now);
-        // Of the host's clock: it is ours where the sender is declared to be of this host.
-        let is_one_clock = packet.clock != Clock::Host || state.same_host;
+        // Of the host's clock: it is ours where the sender is declared to be of this host. Others nothing keeps equal to ours yet.
+        let is_one_clock = packet.clock == Clock::Host && state.same_host;
         let waited = (arrived.stamp()).map_or(Duration::ZERO, |stamp| host_now.since(stamp));
         let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now);
         let Arrival::Whole {

@@ -150,6 +150,33 @@ fn a_sender_is_told_that_nobody_receives() {
     assert_eq!(bed.real_time[0].credits_per_second(), rate, "no signal");
 }
 
+/// A sender may say whatever it likes of its clock: it is ours if it is this host's.
+#[test]
+fn of_clocks_that_are_not_this_hosts_the_delay_above_the_least_counts() {
+    let mut bed = Bed::new(Semantics::Copy, 10, &exact(), None);
+    bed.calm();
+    for (message, clock) in [(0, Clock::RealTime), (1, Clock::Tai)] {
+        let packet = RealTimePacket {
+            message,
+            index: 0,
+            count: 1,
+            deadline: Some(Duration::from_millis(1)),
+            sent_at: Time::ZERO,
+            message_len: 1,
+            offset: 0,
+            port: PORT,
+            priority: 0,
+            clock,
+            payload: &[1],
+        };
+        inject_packet(&bed, &packet);
+        bed.rounds(2);
+        assert!(!bed.sockets[1].recv().expect("it is not late").info().late);
+    }
+    let times = bed.sockets[1].histograms();
+    assert_eq!(times.latency.percentiles().count, 0, "nobody knows it");
+}
+
 /// A receiver knows sixteen flows of a peer; of one that it has forgotten meanwhile it counts from nothing.
 #[test]
 fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
