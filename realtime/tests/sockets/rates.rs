@@ -4,8 +4,9 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use lm_examples::ROUND_NS;
 use lm_protocol::smoother::Parameters;
+use lm_protocol::wire::lm::{TYPE_DATA, TYPE_REALTIME};
 use lm_realtime::{OpenError, SocketConfig};
-use lm_sim::Semantics;
+use lm_sim::{Impairments, Semantics};
 
 use crate::{Bed, exact, options};
 
@@ -80,4 +81,87 @@ fn what_a_socket_sends_beyond_its_rate_is_counted() {
     assert_eq!(send(&mut bed, 60, 100).0, 147);
     let beyond = send(&mut bed, 0, 0).1;
     assert!((16..=17).contains(&beyond), "{beyond}");
+}
+
+/// 20 ms, which the sender has from a loss to its new rate.
+const SOON: u32 = (20_000_000 / ROUND_NS) as u32;
+
+/// Sends a message each millisecond while so many rounds pass; λ then.
+fn rate_after(bed: &mut Bed, rounds: u32) -> u32 {
+    for round in 0..rounds {
+        if u64::from(round).is_multiple_of(1_000_000 / ROUND_NS) {
+            bed.sockets[0].send(&[1; 1000], options(7, 0)).expect("polled");
+        }
+        bed.round();
+        while bed.sockets[1].recv().is_some() {}
+    }
+    bed.real_time[0].credits_per_second().expect("a smoother")
+}
+
+/// Loses the next packets of a type that the first host sends.
+fn lose(bed: &Bed, packet_type: u8, mut count: u32) {
+    bed.world.wire.set_filter(move |from, packet| {
+        let is_lost = count > 0 && from == 0 && packet[42] & 0xf == packet_type;
+        count -= u32::from(is_lost);
+        !is_lost
+    });
+}
+
+#[test]
+fn a_lost_message_lowers_the_rate_by_a_tenth_within_20_ms() {
+    let mut bed = Bed::new(Semantics::Copy, 3, &exact(), link());
+    bed.calm();
+    assert_eq!(rate_after(&mut bed, 5 * SOON), 4000);
+    // Two of one report are one signal, and nobody waits that the rate would rise for.
+    for (count, rate) in [(1, 3600), (0, 3600), (2, 3240)] {
+        lose(&bed, TYPE_REALTIME, count);
+        assert_eq!(rate_after(&mut bed, SOON), rate);
+    }
+}
+
+/// Four frame times of the link are 492 µs.
+#[test]
+fn messages_that_wait_lower_the_rate_by_a_tenth_within_20_ms() {
+    let mut bed = Bed::new(Semantics::Copy, 4, &exact(), link());
+    let slow = |bed: &Bed, delay_ns| {
+        let delayed = Impairments {
+            delay_ns,
+            ..Impairments::default()
+        };
+        (0..2).for_each(|from| bed.world.wire.impair(from, delayed));
+    };
+    slow(&bed, 0);
+    assert_eq!(rate_after(&mut bed, SOON), 4000);
+    slow(&bed, 400_000);
+    assert_eq!(rate_after(&mut bed, 5 * SOON), 4000);
+    slow(&bed, 600_000);
+    // A signal at most each 10 ms.
+    let rate = rate_after(&mut bed, SOON);
+    assert!(rate == 3600 || rate == 3240, "{rate}");
+}
+
+/// What a receiver of messages asks for again is a loss like any.
+#[test]
+fn a_lost_fragment_lowers_the_rate_by_a_tenth_within_20_ms() {
+    let mut bed = Bed::new(Semantics::Copy, 5, &exact(), link());
+    bed.calm();
+    let rate = |bed: &Bed| bed.real_time[0].credits_per_second().expect("a smoother");
+    let send = |bed: &mut Bed| {
+        let before = rate(bed);
+        let _ = bed.world.ends[0].try_send_copy(bed.peer, &[1; 50_000], 0);
+        bed.round();
+        while bed.world.ends[1].try_recv().expect("reliable").is_some() {}
+        while bed.world.ends[0].try_completion().is_some() {}
+        (before, rate(bed))
+    };
+    for _ in 0..5 * SOON {
+        let (before, after) = send(&mut bed);
+        assert!(after >= before, "nothing was lost");
+    }
+    lose(&bed, TYPE_DATA, 1);
+    let fell = (0..SOON).any(|_| {
+        let (before, after) = send(&mut bed);
+        after == before - before.div_ceil(10)
+    });
+    assert!(fell, "{} credits a second", rate(&bed));
 }
