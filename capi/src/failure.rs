@@ -126,10 +126,11 @@ impl From<lm_realtime::OpenError> for Failure {
 
 impl From<lm_realtime::SendError> for Failure {
     fn from(error: lm_realtime::SendError) -> Failure {
-        use lm_realtime::SendError::{NotConnected, TooLong};
+        use lm_realtime::SendError::{NotConnected, Past, TooLong};
         let errno = match error {
             NotConnected => libc::EDESTADDRREQ,
             TooLong(_) => libc::EMSGSIZE,
+            Past => libc::ETIME,
             _ => libc::EINVAL,
         };
         of(errno, &error)

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, Foreign, Histogram, Percentiles, SendOutcome, SocketConfig, monotonic};
+use lm_realtime::{
+    Blocks, Deadline, Foreign, Histogram, Percentiles, SendOptions, SendOutcome, SocketConfig, monotonic,
+};
 
 use crate::failure::{Failure, failure};
 use crate::socket::{Config, Received, Socket};
@@ -306,8 +308,7 @@ unsafe fn address(to: *const sockaddr, len: socklen_t) -> Result<Option<SocketAd
     Ok(Some(SocketAddrV4::new(ip, u16::from_be(to.sin_port))))
 }
 
-/// Priority, and the time from which on a message is of no use.
-fn options(of_c: LmRtOptions) -> Result<(u8, Option<Time>), Failure> {
+fn options(of_c: LmRtOptions) -> Result<SendOptions, Failure> {
     if of_c.priority > 7 {
         return Err(failure(libc::EINVAL, "priorities are 0 to 7"));
     }
@@ -317,12 +318,16 @@ fn options(of_c: LmRtOptions) -> Result<(u8, Option<Time>), Failure> {
             "flags of a message has a bit that means nothing",
         ));
     }
-    let until = match of_c.flags & ABSTIME {
+    // One from now on counts from here: a host's first answer may take a second.
+    let deadline = match of_c.flags & ABSTIME {
         _ if of_c.deadline_ns == 0 => None,
         0 => Some(monotonic() + Duration::from_nanos(of_c.deadline_ns)),
         _ => Some(Time::from_nanos(of_c.deadline_ns)),
     };
-    Ok((of_c.priority as u8, until))
+    Ok(SendOptions {
+        priority: of_c.priority as u8,
+        deadline: deadline.map(Deadline::At),
+    })
 }
 
 /// Sends a message; its length, or −1.

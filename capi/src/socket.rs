@@ -10,7 +10,6 @@ use lm_dataplane::{
     SendError, SendToken, Session,
 };
 use lm_protocol::smoother::Parameters;
-use lm_protocol::time::Time;
 use lm_realtime::{
     Foreign, Histograms, Info, NotSent, RealTime, RtBuffer, RtMessage, RtSocket, SendOptions, SendOutcome,
     SocketConfig, Statistics, monotonic,
@@ -178,11 +177,11 @@ impl Socket {
         Ok(lent.buffer.as_ref().map(|_| lent.outcome))
     }
 
-    /// Sends a message in a buffer. `until`: it is of no use then.
+    /// Sends a message in a buffer.
     pub(crate) fn send(
         &mut self,
         (address, len): (usize, usize),
-        (priority, until): (u8, Option<Time>),
+        options: SendOptions,
         to: Option<SocketAddrV4>,
     ) -> Result<(), Failure> {
         if self.unlocked(address)?.is_none() {
@@ -196,12 +195,7 @@ impl Socket {
         if len > room {
             return Err(lm_realtime::SendError::TooLong(room).into());
         }
-        left(until)?;
         self.go_to(to)?;
-        let options = SendOptions {
-            priority,
-            deadline: left(until)?,
-        };
         let lent = &mut self.lent[place];
         let buffer = lent.buffer.take().expect("it is not locked");
         if let Err(NotSent { buffer, reason }) = self.socket.send_buffer(buffer, len, options) {
@@ -379,16 +373,4 @@ pub(crate) struct Received {
     pub(crate) len: usize,
     /// `None`: its sender is known no more.
     pub(crate) from: Option<SocketAddrV4>,
-}
-
-/// How long a message that is of no use from `until` on is of use.
-fn left(until: Option<Time>) -> Result<Option<Duration>, Failure> {
-    let Some(until) = until else { return Ok(None) };
-    match until.since(monotonic()) {
-        Duration::ZERO => Err(failure(
-            libc::ETIME,
-            "the deadline of this message has passed: it was not sent",
-        )),
-        left => Ok(Some(left)),
-    }
 }

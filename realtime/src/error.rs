@@ -83,6 +83,9 @@ pub enum SendError {
         "a real-time message has at most {0} bytes here; open the socket with longer blocks, or send it in parts"
     )]
     TooLong(usize),
+    /// Its deadline is now, or was.
+    #[error("the deadline of this message has passed: it was not sent; give a later one, or none")]
+    Past,
     /// So many messages were sent since the endpoint was polled.
     #[error(
         "all of the socket's memory for a message of this length waits for the endpoint; poll it, or open the socket with more blocks"

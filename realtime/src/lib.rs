@@ -55,7 +55,7 @@ mod statistics;
 pub use error::{NotSent, OpenError, SendError};
 pub use histogram::{Histogram, Percentiles};
 pub use lm_cards::{Foreign, Traffic};
-pub use message::{Info, RtMessage, SendOptions, SendOutcome};
+pub use message::{Deadline, Info, RtMessage, SendOptions, SendOutcome};
 pub use pool::{Blocks, RtBuffer};
 pub use socket::{RealTime, RtSocket, SocketConfig, monotonic};
 pub use statistics::{Histograms, Statistics};

@@ -9,13 +9,22 @@ use lm_protocol::time::Time;
 use crate::pool::Block;
 use crate::queues::HeldFrame;
 
+/// From when on a message is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// So long after it is sent.
+    In(Duration),
+    /// At this moment of the clock that [`RealTime::new`](crate::RealTime::new) was given.
+    At(Time),
+}
+
 /// How a message is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// 0 to 7; 7 leaves first.
     pub priority: u8,
-    /// How long it is of use from now on; `None`: it is never late.
-    pub deadline: Option<Duration>,
+    /// `None`: it is never late.
+    pub deadline: Option<Deadline>,
 }
 
 /// What became of a message in lent memory.

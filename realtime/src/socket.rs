@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::assembling::Assembling;
 use crate::error::{NotSent, OpenError, SendError};
-use crate::message::{RtMessage, SendOptions, SendOutcome};
+use crate::message::{Deadline, RtMessage, SendOptions, SendOutcome};
 use crate::pool::{Block, Blocks, Pool, RtBuffer};
 use crate::queues::{ArrivingEnd, Order, SocketEnds, SocketState, queues};
 use crate::receiving::{Expected, Receiving};
@@ -426,20 +426,39 @@ impl RtSocket {
         if payload.len() > self.payload_max {
             return Err(SendError::TooLong(self.payload_max));
         }
+        let times = self.times(options)?;
         let mut block = self.out.take(payload.len()).ok_or(SendError::NotPolled)?;
         block.bytes_mut().copy_from_slice(payload);
         let flow = Arc::clone(flow);
-        self.order(flow, (block, false), options);
+        self.order(flow, (block, false), options.priority, times);
         Ok(())
     }
 
-    fn order(&mut self, flow: Arc<Sent>, (payload, is_lent): (Block, bool), options: SendOptions) {
+    /// When a message is sent, and when it is of no use any more.
+    fn times(&self, options: SendOptions) -> Result<(Time, Option<Time>), SendError> {
         let sent_at = (self.hub.clock)();
+        let deadline = options.deadline.map(|deadline| match deadline {
+            Deadline::In(time) => sent_at + time,
+            Deadline::At(moment) => moment,
+        });
+        match deadline.is_some_and(|deadline| deadline <= sent_at) {
+            true => Err(SendError::Past),
+            false => Ok((sent_at, deadline)),
+        }
+    }
+
+    fn order(
+        &mut self,
+        flow: Arc<Sent>,
+        (payload, is_lent): (Block, bool),
+        priority: u8,
+        (sent_at, deadline): (Time, Option<Time>),
+    ) {
         let order = Order {
             payload,
             is_lent,
-            priority: options.priority.min(7),
-            deadline: options.deadline.map(|deadline| sent_at + deadline),
+            priority: priority.min(7),
+            deadline,
             sent_at,
             flow,
         };
@@ -471,9 +490,14 @@ impl RtSocket {
         } else if len > buffer.len() {
             SendError::TooLong(buffer.len())
         } else {
-            let flow = Arc::clone(flow);
-            self.order(flow, (buffer.cut(len), true), options);
-            return Ok(());
+            match self.times(options) {
+                Ok(times) => {
+                    let flow = Arc::clone(flow);
+                    self.order(flow, (buffer.cut(len), true), options.priority, times);
+                    return Ok(());
+                }
+                Err(reason) => reason,
+            }
         };
         Err(NotSent { buffer, reason })
     }

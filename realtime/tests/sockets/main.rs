@@ -15,7 +15,7 @@ use lm_dataplane::{ConnectOptions, PeerId};
 use lm_examples::{World, small};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, OpenError, RealTime, RtSocket, SendOptions, SocketConfig};
+use lm_realtime::{Blocks, Deadline, OpenError, RealTime, RtSocket, SendOptions, SocketConfig};
 use lm_sim::{Impairments, Semantics};
 
 const PORT: u16 = 5000;
@@ -92,7 +92,7 @@ fn exact() -> SocketConfig {
 fn options(priority: u8, deadline_us: u64) -> SendOptions {
     SendOptions {
         priority,
-        deadline: (deadline_us > 0).then(|| Duration::from_micros(deadline_us)),
+        deadline: (deadline_us > 0).then(|| Deadline::In(Duration::from_micros(deadline_us))),
     }
 }
 

@@ -7,7 +7,7 @@ use lm_dataplane::{Outcome, SendError as MessageError};
 use lm_examples::{ROUND_NS, noise, semantics};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_realtime::{OpenError, RealTime, RtSocket, SendError, SocketConfig};
+use lm_realtime::{Deadline, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
 use lm_sim::{Impairments, Semantics};
 
 use crate::{Bed, PORT, exact, options};
@@ -95,6 +95,43 @@ fn the_first_priority_leaves_first_and_what_is_late_does_not_leave() {
     );
     let statistics = bed.sockets[0].statistics();
     assert_eq!((statistics.sent, statistics.late_unsent), (4, 1));
+}
+
+/// A moment that is over is an error; one that comes is as good as a time from now on.
+#[test]
+fn a_deadline_may_be_a_moment() {
+    let mut bed = Bed::new(Semantics::Copy, 10, &exact(), None);
+    bed.calm();
+    let now = bed.world.now();
+    let until = |deadline| SendOptions {
+        priority: 0,
+        deadline: Some(deadline),
+    };
+    for over in [
+        Deadline::At(Time::ZERO),
+        Deadline::At(now),
+        Deadline::In(Duration::ZERO),
+    ] {
+        assert_eq!(bed.sockets[0].send(b"x", until(over)), Err(SendError::Past));
+        let buffer = bed.sockets[0].buffer(1).expect("a block");
+        let back = bed.sockets[0]
+            .send_buffer(buffer, 1, until(over))
+            .expect_err("it is over");
+        assert_eq!(back.reason, SendError::Past);
+    }
+    for millis in [1, 3] {
+        let deadline = Deadline::At(now + Duration::from_millis(millis));
+        bed.sockets[0]
+            .send(&[millis as u8], until(deadline))
+            .expect("not yet");
+    }
+    bed.pause(Duration::from_millis(2));
+    bed.world.round();
+    bed.world.round();
+    assert_eq!(bed.sockets[1].recv().expect("in time")[..], [3]);
+    assert!(bed.sockets[1].recv().is_none());
+    let statistics = bed.sockets[0].statistics();
+    assert_eq!((statistics.sent, statistics.late_unsent), (1, 1));
 }
 
 #[test]
