@@ -11,9 +11,6 @@ const HIGHEST_NS: u64 = 3_600_000_000_000;
 /// Significant decimal digits that are kept of every value.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Percentile lines per halving of the distance to 100 %, HdrHistogram's customary 5.
-const TICKS_PER_HALF_DISTANCE: u32 = 5;
-
 /// Nanoseconds in the unit of everything that is printed.
 const NS_PER_US: f64 = 1000.0;
 
@@ -108,48 +105,14 @@ impl LatencyHistogram {
         }
     }
 
-    /// Writes the percentile distribution in microseconds as `.hgrm`, the text that HdrHistogram's plotters read
-    /// (`AbstractHistogram.outputPercentileDistribution`).
+    /// Writes the percentile distribution in microseconds as `.hgrm`.
     ///
     /// # Errors
     /// Whatever `out` reports.
     pub fn write_hgrm(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "{:>12} {:>14} {:>10} {:>14}\n",
-            "Value", "Percentile", "TotalCount", "1/(1-Percentile)"
-        )?;
-        let mut total = 0;
-        for step in self.inner.iter_quantiles(TICKS_PER_HALF_DISTANCE) {
-            total += step.count_since_last_iteration();
-            let value_us = step.value_iterated_to() as f64 / NS_PER_US;
-            let quantile = step.quantile_iterated_to();
-            write!(out, "{value_us:12.3} {quantile:14.12} {total:10}")?;
-            if quantile < 1.0 {
-                writeln!(out, " {:14.2}", 1.0 / (1.0 - quantile))?;
-            } else {
-                writeln!(out)?;
-            }
-        }
-        let inner = &self.inner;
-        let (mean, deviation) = (inner.mean() / NS_PER_US, inner.stdev() / NS_PER_US);
-        let max = if inner.is_empty() {
-            0.0
-        } else {
-            inner.max() as f64 / NS_PER_US
-        };
-        writeln!(out, "#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]")?;
-        writeln!(
-            out,
-            "#[Max     = {max:12.3}, Total count    = {:12}]",
-            inner.len()
-        )?;
-        writeln!(
-            out,
-            "#[Buckets = {:12}, SubBuckets     = {:12}]",
-            inner.buckets(),
-            sub_bucket_count()
-        )
+        let counts: Vec<_> = self.counts().collect();
+        let resolution = [self.inner.buckets().into(), sub_bucket_count()];
+        lm_realtime::write_hgrm(&counts, NS_PER_US, resolution, out)
     }
 }
 

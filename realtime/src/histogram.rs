@@ -1,5 +1,6 @@
 //! Histograms of a fixed length, which one thread writes while others read.
 
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets of an octave, as a power of two: a value is told from one that is larger by a 64th of it.
@@ -92,6 +93,15 @@ impl Histogram {
         })
     }
 
+    /// [`write_hgrm`] of it: one `unit` of its values is written as 1, which is a microsecond where that is 1000 and the values are nanoseconds.
+    ///
+    /// # Errors
+    /// Whatever `out` reports.
+    pub fn write_hgrm(&self, unit: f64, out: &mut impl Write) -> io::Result<()> {
+        let counts: Vec<_> = self.counts().collect();
+        write_hgrm(&counts, unit, [BUCKETS as u64 / STEPS, STEPS], out)
+    }
+
     /// What is shown of it: one pass, some microseconds. While it is written, of about that moment.
     pub fn percentiles(&self) -> Percentiles {
         let (count, max) = (
@@ -119,9 +129,96 @@ impl Histogram {
     }
 }
 
+/// Percentile lines per halving of the distance to 100 %, HdrHistogram's customary 5.
+const TICKS_PER_HALF_DISTANCE: f64 = 5.0;
+
+/// Writes a percentile distribution as `.hgrm`, the text that HdrHistogram's plotters read (`AbstractHistogram.outputPercentileDistribution`),
+/// of values, ascending, each with how often it came. One `unit` is written as 1; the last line has how many `buckets` there are, and steps in
+/// each.
+///
+/// # Errors
+/// Whatever `out` reports.
+pub fn write_hgrm(
+    counts: &[(u64, u64)],
+    unit: f64,
+    [buckets, steps]: [u64; 2],
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:>12} {:>14} {:>10} {:>14}\n",
+        "Value", "Percentile", "TotalCount", "1/(1-Percentile)"
+    )?;
+    let total: u64 = counts.iter().map(|(_, count)| count).sum();
+    let (mut seen, mut quantile) = (0, 0.0_f64);
+    for (value, count) in counts {
+        seen += count;
+        while seen as f64 / total as f64 >= quantile {
+            let value = *value as f64 / unit;
+            write!(out, "{value:12.3} {quantile:14.12} {seen:10}")?;
+            if quantile >= 1.0 {
+                writeln!(out)?;
+                break;
+            }
+            writeln!(out, " {:14.2}", 1.0 / (1.0 - quantile))?;
+            let halvings = (1.0 / (1.0 - quantile)).log2().floor();
+            let next = quantile + 1.0 / (TICKS_PER_HALF_DISTANCE * (halvings + 1.0).exp2());
+            quantile = if seen == total || next <= quantile {
+                1.0
+            } else {
+                next
+            };
+        }
+    }
+    let mean_of = |of: &dyn Fn(f64) -> f64| {
+        let sum: f64 = { counts.iter() }
+            .map(|(value, count)| of(*value as f64) * *count as f64)
+            .sum();
+        sum / total.max(1) as f64
+    };
+    let mean = mean_of(&|value| value);
+    let deviation = mean_of(&|value| (value - mean) * (value - mean)).sqrt() / unit;
+    let (mean, max) = (
+        mean / unit,
+        counts.last().map_or(0.0, |(value, _)| *value as f64 / unit),
+    );
+    writeln!(out, "#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]")?;
+    writeln!(out, "#[Max     = {max:12.3}, Total count    = {total:12}]")?;
+    writeln!(out, "#[Buckets = {buckets:12}, SubBuckets     = {steps:12}]")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the Java original lays it out.
+    #[test]
+    fn hgrm_is_a_line_for_each_fifth_of_the_half_that_is_left() {
+        let histogram = Histogram::default();
+        for (value, times) in [(1000, 5), (2000, 3)] {
+            (0..times).for_each(|_| histogram.record(value));
+        }
+        let mut text = Vec::new();
+        histogram.write_hgrm(1000.0, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let expected = "       Value     Percentile TotalCount 1/(1-Percentile)
+
+       1.007 0.000000000000          5           1.00
+       1.007 0.100000000000          5           1.11
+       1.007 0.200000000000          5           1.25
+       1.007 0.300000000000          5           1.43
+       1.007 0.400000000000          5           1.67
+       1.007 0.500000000000          5           2.00
+       1.007 0.550000000000          5           2.22
+       1.007 0.600000000000          5           2.50
+       2.000 0.650000000000          8           2.86
+       2.000 1.000000000000          8
+#[Mean    =        1.379, StdDeviation   =        0.481]
+#[Max     =        2.000, Total count    =            8]
+#[Buckets =           35, SubBuckets     =           64]
+";
+        assert_eq!(text, expected);
+    }
 
     #[test]
     fn every_value_lies_in_a_bucket_that_is_a_64th_of_it_wide() {

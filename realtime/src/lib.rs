@@ -53,7 +53,7 @@ mod socket;
 mod statistics;
 
 pub use error::{NotSent, OpenError, SendError};
-pub use histogram::{Histogram, Percentiles};
+pub use histogram::{Histogram, Percentiles, write_hgrm};
 pub use lm_cards::{Foreign, Traffic};
 pub use message::{Deadline, Info, RtMessage, SendOptions, SendOutcome};
 pub use pool::{Blocks, RtBuffer};

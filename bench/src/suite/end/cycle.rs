@@ -58,7 +58,10 @@ pub struct CycleArgs {
     /// Write the histogram, of one way where that is known, to a file, in HdrHistogram's percentile text format (.hgrm), in microseconds
     #[arg(long, value_name = "FILE")]
     histogram: Option<PathBuf>,
-    /// Replace a file that exists
+    /// Write how much later than a period the messages were that missed theirs, in the same format
+    #[arg(long, value_name = "FILE")]
+    missed: Option<PathBuf>,
+    /// Replace files that exist
     #[arg(long)]
     force: bool,
 }
@@ -286,13 +289,18 @@ pub fn cycle(args: &CycleArgs, ready: impl FnOnce(), print: impl FnOnce(&Cycles)
         ready();
         return answer(&mut endpoint, &mut socket, &interrupt);
     };
-    let file = (args.histogram.as_ref())
-        .map(|path| files::create(path, args.force))
-        .transpose()?;
+    let mut written = Vec::new();
+    for path in [&args.histogram, &args.missed] {
+        let file = path
+            .as_ref()
+            .map(|path| files::create(path, args.force).map(|file| (path, file)));
+        written.push(file.transpose()?);
+    }
     introduce(&mut endpoint, &mut socket, to)?;
-    let (cycles, histogram) =
+    let (cycles, histograms) =
         ask(&mut endpoint, &mut socket, args, &interrupt).map_err(|error| failed(&error))?;
-    if let (Some(path), Some(file)) = (&args.histogram, file) {
+    for (histogram, file) in histograms.iter().zip(written) {
+        let Some((path, file)) = file else { continue };
         let mut out = BufWriter::new(file);
         let written = histogram.write_hgrm(&mut out).and_then(|()| out.flush());
         written.map_err(|error| files::cannot_write(path, &error))?;
@@ -306,7 +314,7 @@ fn ask(
     socket: &mut RtSocket,
     args: &CycleArgs,
     interrupt: &Interrupt,
-) -> io::Result<(Cycles, LatencyHistogram)> {
+) -> io::Result<(Cycles, [LatencyHistogram; 2])> {
     let period_ns = args.period_us * 1000;
     let count = (args.seconds.as_nanos() as u64 / period_ns).max(1);
     let begins_ns = now_ns() + LEAD_NS;
@@ -350,11 +358,12 @@ fn ask(
         woke_us: Times::of(&tally.woke),
         worst: tally.worst[known].take().map(|(_, worst)| worst),
     };
-    let histogram = match tally.has_one_clock {
-        true => tally.one_way,
-        false => tally.round_trip,
+    let [missed, missed_back] = tally.missed;
+    let histograms = match tally.has_one_clock {
+        true => [tally.one_way, missed],
+        false => [tally.round_trip, missed_back],
     };
-    Ok((cycles, histogram))
+    Ok((cycles, histograms))
 }
 
 /// Takes answers until the next message is due. While none is missing it sleeps as `cyclictest` does.
