@@ -5,11 +5,11 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use lm_dataplane::HugePages;
-use lm_dataplane::memory::{Mapping, PAGE_LEN};
+use lm_dataplane::memory::{HUGE_PAGE_LEN, Mapping, PAGE_LEN, PageKind};
 
 /// Pages of a block, the shortest first.
 pub(crate) const PAGES: [u64; 4] = [1, 4, 8, 16];
@@ -176,7 +176,15 @@ fn is_there(len: u64) -> bool {
 
 /// Memory that is there: written, and locked.
 fn populated(len: u64) -> io::Result<Mapping> {
+    static IS_SAID: Once = Once::new();
     let memory = Mapping::new(len, HugePages::Auto)?;
+    if len >= HUGE_PAGE_LEN && memory.kind() == PageKind::Normal {
+        IS_SAID.call_once(|| {
+            tracing::info!(
+                "real-time blocks are on ordinary pages: too few huge ones are free; reserve some (sysctl vm.nr_hugepages)"
+            );
+        });
+    }
     // SAFETY: the range is the mapping that was just made; mlock(2) changes no byte of it. It is unlocked when it is unmapped.
     let locked = unsafe { libc::mlock(memory.base().as_ptr().cast(), memory.len() as usize) };
     if locked != 0 {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use bed::Pair;
 use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_protocol::smoother::Parameters;
-use lm_realtime::{Foreign, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_realtime::{Blocks, Foreign, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// 1472 bytes of payload are so many as `tc` counts them.
 const FRAME_LEN: usize = 1514;
@@ -206,6 +207,75 @@ fn what_stands_against_it_is_said_once_and_sockets_work_without() {
         );
         assert_eq!(qdiscs(), before);
     });
+}
+
+/// Kilobytes that this process has locked.
+fn locked_kb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the kernel's");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    number.expect("locked memory").trim().parse().expect("a number")
+}
+
+/// Of two pools of 4 MB, the second is beyond the limit: neither stays, and what is smaller opens.
+fn open_beyond_memlock() {
+    const CAP_IPC_LOCK: u32 = 14;
+    let pair = Pair::new(1);
+    pair.a.run(|| {
+        let mut endpoint = veth::open("va", IDLE);
+        let real_time = RealTime::new(&mut endpoint, None, monotonic).expect("no other handler");
+        bed::drop_capability(CAP_IPC_LOCK);
+        let most = Some(6 << 20);
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        setrlimit(Resource::Memlock, limit).expect("a lower limit");
+        let blocks = Blocks {
+            of_16: 60,
+            ..Blocks::default()
+        };
+        let config = SocketConfig {
+            blocks,
+            ..SocketConfig::default()
+        };
+        let before = locked_kb();
+        let text = logged(|| {
+            for _ in 0..2 {
+                let error = real_time.socket(&mut endpoint, 1, &config).expect_err("8 MB");
+                assert!(matches!(error, OpenError::Blocks(_)), "{error}");
+                assert!(error.to_string().contains("ulimit -l"), "{error}");
+            }
+        });
+        assert_eq!(locked_kb(), before);
+        let pages = std::fs::read_to_string("/proc/meminfo").expect("the kernel's");
+        let has_huge = !pages.contains("HugePages_Free:        0");
+        let said = text.matches("vm.nr_hugepages").count();
+        assert!(said == 1 || has_huge, "{text}");
+        real_time
+            .socket(&mut endpoint, 1, &SocketConfig::default())
+            .expect("its number is free, and it is smaller");
+    });
+}
+
+/// Limits are of a process: another one has it.
+#[test]
+fn pools_beyond_memlock_are_an_error_and_leave_nothing_behind() {
+    const CHILD: &str = "LM_TEST_MEMLOCK";
+    if !bed::root() {
+        return;
+    }
+    if std::env::var_os(CHILD).is_some() {
+        return open_beyond_memlock();
+    }
+    let mut again = Command::new(std::env::current_exe().expect("this program"));
+    again.args([
+        "--exact",
+        "pools_beyond_memlock_are_an_error_and_leave_nothing_behind",
+    ]);
+    let output = again.env(CHILD, "").output().expect("this program again");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
