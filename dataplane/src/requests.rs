@@ -399,7 +399,13 @@ impl<P: Port> Engine<P> {
 
     /// Registers a flow, with frames of its own.
     pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
-        let added = self.sending.add_flow(&mut self.peers, spec, flow);
+        let pieces = (u32::from(self.fixed.mtu) + u32::from(self.fixed.link.ethernet_len()))
+            .div_ceil(self.fixed.chunk_len);
+        let spec = FlowSpec {
+            messages: spec.messages.map(|packets| packets.max(2).saturating_mul(pieces)),
+            ..*spec
+        };
+        let added = self.sending.add_flow(&mut self.peers, &spec, flow);
         (self.small.stream).never_hurries(self.sending.has_flows());
         added
     }

@@ -109,12 +109,14 @@ impl<T: TxQueue> Scheduler<T> {
     /// One more queue of the port; its index.
     pub(crate) fn add(&mut self, queue: Transmit<T>) -> usize {
         self.queues.push(queue);
+        self.reserve();
         self.queues.len() - 1
     }
 
     /// One more queue, the one for small packets.
     pub(crate) fn add_general(&mut self, queue: Transmit<T>) {
-        self.general = self.add(queue.shared());
+        self.general = self.queues.len();
+        self.add(queue);
     }
 
     /// Index of the queue for small packets.
@@ -243,14 +245,14 @@ impl<T: TxQueue> Scheduler<T> {
         memory: (u64, u32),
         flow: Box<dyn Flow>,
     ) -> Result<FlowId, FlowError> {
-        let index = self.queue_of_flows();
-        let (had, queue) = (self.flows.descriptors(), &mut self.queues[index]);
-        let left = queue.reservable().saturating_sub(had);
+        let reservable = self.queues[self.queue_of_flows()].reservable();
+        let left = reservable.saturating_sub(self.flows.descriptors());
         if spec.descriptors > left {
             return Err(FlowError::NoDescriptors { left });
         }
-        queue.reserve(had + spec.descriptors);
-        Ok(self.flows.add(spec, addressing, memory, flow))
+        let id = self.flows.add(spec, addressing, memory, flow);
+        self.reserve();
+        Ok(id)
     }
 
     /// Has a flow's packets go elsewhere; `false`: there is none of that name.
@@ -265,12 +267,15 @@ impl<T: TxQueue> Scheduler<T> {
         Some(removed)
     }
 
-    /// What flows that are left need.
+    /// What flows that are there need, of all queues: the link takes turns between them.
     fn reserve(&mut self) {
-        let (index, descriptors) = (self.queue_of_flows(), self.flows.descriptors());
-        match self.general() {
-            None if descriptors == 0 => self.queues[index].unshare(),
-            _ => self.queues[index].reserve(descriptors),
+        let (own, general) = (self.queue_of_flows(), self.general());
+        let (descriptors, messages) = (self.flows.descriptors(), self.flows.messages());
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            match index == own && (descriptors > 0 || general.is_some()) {
+                true => queue.reserve(descriptors, messages),
+                false => queue.unshare(messages),
+            }
         }
     }
 

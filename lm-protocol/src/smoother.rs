@@ -53,9 +53,6 @@ const PACED_CUT: u32 = 10;
 /// Frame times of the link that real-time packets may wait, whatever their deadlines: a frame ahead at each of two hops is no queue.
 const DELAY_FRAMES: u32 = 4;
 
-/// Percent of the link that sockets may declare together: the rest is for others, whatever real time takes.
-const DECLARED_PERCENT: u64 = 75;
-
 /// How credits come, and what a signal does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Law {
@@ -141,8 +138,8 @@ impl<C: AsRef<Credits>> Smoother<C> {
         } else {
             credits.as_ref().begin(&rate, now);
         }
-        let declared_max = u64::from(parameters.link_frames_per_second.get()) * DECLARED_PERCENT / 100;
-        credits.as_ref().declared_max.store(declared_max, Relaxed);
+        let link_frames = parameters.link_frames_per_second.get();
+        { &credits.as_ref().link_frames }.store(link_frames.into(), Relaxed);
         let mut smoother = Smoother {
             parameters,
             rate,

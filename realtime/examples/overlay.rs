@@ -152,6 +152,7 @@ fn main() {
         to: Some(pairs[1].a.run(|| veth::peer(&mut near_placed, to))),
         frames: FRAMES,
         descriptors: FRAMES,
+        messages: None,
     };
     let added = near_placed.extensions().add_flow(&spec, Box::new(in_place));
     added.expect("frames");

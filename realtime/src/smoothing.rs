@@ -93,6 +93,12 @@ impl Smoothing {
         Ok(Some(Declared(Arc::clone(self), rate)))
     }
 
+    /// Packets of full length that the link takes in 100 µs, where its rate is known.
+    pub(crate) fn port_bound(&self) -> Option<u32> {
+        let frames_per_second = self.with(Time::ZERO, |credits, _| credits.link_frames_per_second())??;
+        Some(frames_per_second.get() / 10_000)
+    }
+
     /// Real-time packets, or messages' packets, were lost, or were on their way for so much longer than others.
     pub(crate) fn tell(&self, lost: u32, delay: Duration, now: Time) {
         match &self.source {

@@ -289,6 +289,7 @@ impl RealTime {
             to: None,
             frames: config.frames,
             descriptors: config.frames,
+            messages: self.0.smoothing.port_bound(),
         };
         let leaving = Leaving::new(leaving, &self.0, config, endpoint.local());
         self.0

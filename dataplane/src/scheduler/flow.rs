@@ -32,6 +32,9 @@ pub struct FlowSpec {
     pub frames: u32,
     /// Descriptors: packets that the device may have at once.
     pub descriptors: u32,
+    /// Packets of messages that the device may have on each queue while the flow is there, and two at least: nothing overtakes them. `None`:
+    /// a burst of bulk on the flow's own queue.
+    pub messages: Option<u32>,
 }
 
 /// Names a flow of an endpoint.
@@ -142,6 +145,7 @@ struct Lane {
     frame_len: u32,
     frames: Vec<Frame>,
     descriptors: u32,
+    messages: Option<u32>,
     /// Frame and token of what the device has, the oldest first.
     pending: VecDeque<(u32, u64)>,
 }
@@ -221,6 +225,12 @@ impl Flows {
         staying.map(|registered| registered.lane.descriptors).sum()
     }
 
+    /// Descriptors that messages may have on each queue, where a flow says so.
+    pub(super) fn messages(&self) -> Option<u32> {
+        let staying = self.all.iter().filter(|registered| registered.flow.is_some());
+        staying.filter_map(|registered| registered.lane.messages).min()
+    }
+
     /// A flow with memory from UMEM address `start` on: its frames, one after the other.
     pub(super) fn add(
         &mut self,
@@ -238,6 +248,7 @@ impl Flows {
             frame_len,
             frames: vec![Frame::default(); spec.frames as usize],
             descriptors: spec.descriptors,
+            messages: spec.messages,
             pending: VecDeque::with_capacity(spec.descriptors as usize),
         };
         self.ready.reserve(spec.descriptors as usize);

@@ -69,18 +69,9 @@ impl<T: TxQueue> Transmit<T> {
         }
     }
 
-    /// Small packets leave here, too: whatever fills the queue, classes before it find a descriptor.
-    pub(super) fn shared(mut self) -> Transmit<T> {
-        self.reserve(0);
-        self
-    }
-
-    /// Nothing but bulk leaves here any more.
-    pub(super) fn unshare(&mut self) {
-        let most = self.limits[0];
-        self.limits = [most; CLASSES];
-        self.bound_depth(TRANSMIT_BURST, most);
-        self.reap_from = most / 2;
+    /// Nothing but messages leaves here. Beside flows on another queue they have so many descriptors at most, where that is said.
+    pub(super) fn unshare(&mut self, messages: Option<u32>) {
+        self.limit(0, 0, messages);
     }
 
     /// Descriptors that flows may have.
@@ -88,23 +79,34 @@ impl<T: TxQueue> Transmit<T> {
         self.limits[0] / 4
     }
 
-    /// Keeps so many descriptors for flows. Beside them bulk has no more than a burst on the queue, so that they wait for no more.
-    pub(super) fn reserve(&mut self, descriptors: u32) {
+    /// Small packets and flows leave here, too: whatever fills the queue, classes before it find a descriptor, and flows so many. Beside flows messages have no more than `messages` on the queue, or, where that is not said, bulk
+    /// no more than a burst, so that they wait for no more.
+    pub(super) fn reserve(&mut self, descriptors: u32, messages: Option<u32>) {
+        self.limit(KEPT.min(self.limits[0] / 8), descriptors, messages);
+    }
+
+    fn limit(&mut self, kept: u32, descriptors: u32, messages: Option<u32>) {
         let most = self.limits[0];
-        let kept = KEPT.min(most / 8);
-        let small = most - kept - descriptors;
-        let bulk = match descriptors {
-            0 => small - kept,
-            _ => (small - kept).min(TRANSMIT_BURST),
+        let small = (most - kept - descriptors).min(messages.unwrap_or(most));
+        let bulk = match (descriptors, messages) {
+            (0, _) => small - kept,
+            (_, None) => (small - kept).min(TRANSMIT_BURST),
+            (_, Some(_)) => small - KEPT.min(small / 8).max(1),
         };
-        self.limits = [most, most - kept, small, bulk];
+        let limits = [most, most - kept, small, bulk];
+        if std::mem::replace(&mut self.limits, limits) == limits {
+            return;
+        }
         let least = match descriptors {
             0 => TRANSMIT_BURST,
             _ => DEPTH_LEAST_BESIDE_FLOWS,
         };
         self.bound_depth(least, bulk);
-        // Flows wait for their completions.
-        self.reap_from = if descriptors > 0 { 1 } else { bulk / 2 };
+        // Flows wait for their completions, and messages that have few descriptors do.
+        self.reap_from = match descriptors > 0 || messages.is_some() {
+            true => 1,
+            false => bulk / 2,
+        };
     }
 
     fn bound_depth(&mut self, least: u32, most: u32) {

@@ -199,6 +199,7 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             to: Some(peer),
             frames: 16,
             descriptors: 16,
+            messages: None,
         };
         let sender = Sender {
             next: 0,

@@ -11,6 +11,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, TYPE_REALTIME, VERSION};
 use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
 use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, bed_that, keep_full, received};
 use crate::bounds::TRANSMIT_BURST;
+use crate::completion::PeerId;
 use crate::opening::Queues;
 use crate::scheduler::{Class, Flow, FlowError, FlowSpec, RateLimit, Scope, TxBatch};
 use crate::simnic::Delivery;
@@ -141,6 +142,7 @@ fn spec(bed: &mut Bed) -> FlowSpec {
         to: Some(bed.hosts[0].peers.id_of(index)),
         frames: 16,
         descriptors: 16,
+        messages: None,
     }
 }
 
@@ -384,6 +386,69 @@ fn a_flow_without_a_peer_waits_until_it_is_aimed() {
     assert!(counts(&log).0 > 16 && lock(&log).waits.len() > 16);
     bed.hosts[0].remove_flow(id).expect("it was there");
     assert_eq!(bed.hosts[0].aim_flow(id, peer), Err(FlowError::UnknownFlow));
+}
+
+/// *Port bound*: while a flow says how fast its link is, no ring has more of messages, of small ones neither, which bulk does not keep out.
+/// Then rings have what they had.
+#[test]
+fn no_ring_has_more_of_messages_than_a_flow_allows() {
+    const MOST: u32 = 4;
+    for (queues, adapts) in [
+        ([TWO_QUEUES; 2], false),
+        (SHARED, false),
+        ([TWO_QUEUES; 2], true),
+        (SHARED, true),
+    ] {
+        let (mut bed, peers) = bed_that(queues, adapts);
+        bed.wire.set_delivery(Delivery::Manual);
+        let log = watch(&bed);
+        let payload = noise(1, LEN);
+        // Most descriptors on the ring that bulk has at the end of a round, most small messages at a time, and how many there were.
+        let load = |bed: &mut Bed| {
+            let (mut longest, mut at_once, mut small) = (0, 0, 0);
+            // What was on the ring before has left soon.
+            let mut round = 0;
+            rounds(bed, &log, 400, |bed| {
+                round += 1;
+                let of_bulk = bed.hosts[0].sending.scheduler().queues().last().expect("a queue");
+                let in_flight = of_bulk.in_flight();
+                keep_full(bed, &peers, &payload);
+                let sends = |peer: &&PeerId| bed.try_send(0, **peer, &payload[..64], 0).is_ok();
+                // They go before bulk: not all the time.
+                let tried = if round % 4 == 0 { 16 } else { 0 };
+                let sent = peers.iter().cycle().take(tried).filter(sends).count();
+                small += sent;
+                if round > 20 {
+                    (longest, at_once) = (longest.max(in_flight), at_once.max(sent));
+                }
+            });
+            (longest, at_once as u32, small)
+        };
+        let (before, at_once, _) = load(&mut bed);
+        assert!(before > 2 * MOST && at_once > 2 * MOST, "{before} {at_once}");
+        let spec = FlowSpec {
+            to: None,
+            messages: Some(MOST),
+            ..spec(&mut bed)
+        };
+        let flow = Pulse::new(&log, bed.now_ns, &spec, true);
+        let id = bed.hosts[0].add_flow(&spec, flow).expect("room");
+        let fragments = lock(&log).fragments;
+        let (bounded, at_once, small) = load(&mut bed);
+        assert!((1..=MOST).contains(&bounded), "{bounded}");
+        assert!(
+            (1..=MOST).contains(&at_once) && small > 50,
+            "{at_once} of {small}"
+        );
+        assert!(
+            lock(&log).fragments > fragments + 400,
+            "{} {fragments}",
+            lock(&log).fragments
+        );
+        bed.hosts[0].remove_flow(id).expect("it was there");
+        let (after, at_once, _) = load(&mut bed);
+        assert!(after >= before / 2 && at_once > 2 * MOST, "{after} {at_once}");
+    }
 }
 
 /// A quarter of what the bed's queues may have in flight.

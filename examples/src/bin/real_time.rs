@@ -184,6 +184,7 @@ fn one(semantics: Semantics, seed: u64) -> String {
         to: Some(peer),
         frames: FRAMES,
         descriptors: FRAMES,
+        messages: None,
     };
     let source = Source {
         seed,

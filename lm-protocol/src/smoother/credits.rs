@@ -1,5 +1,6 @@
 //! Credits that others take, and how fast they come.
 
+use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 
@@ -12,6 +13,9 @@ pub(super) const CREDIT: i64 = 1_000_000_000;
 /// Time whose credits `paced` keeps, if they are more than [`PACED_BURST_CREDITS`]: what a network card takes at once anyway.
 const PACED_BURST: Duration = Duration::from_micros(100);
 const PACED_BURST_CREDITS: i64 = 2;
+
+/// Percent of the link that sockets may declare together: the rest is for others, whatever real time takes.
+const DECLARED_PERCENT: u64 = 75;
 
 /// How fast credits come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,9 +125,10 @@ pub struct Credits {
     pub(super) delay_max_ns: AtomicU64,
     /// Not 0: the kernel's traffic is held to the rate as well.
     pub(super) kernel: AtomicU64,
-    /// Real-time packets a second that sockets have declared, and as many as they may together; 0: no bound is known.
+    /// Real-time packets a second that sockets have declared.
     pub(super) declared: AtomicU64,
-    pub(super) declared_max: AtomicU64,
+    /// Frames of full length that the link carries in a second; 0: nobody said.
+    pub(super) link_frames: AtomicU64,
 }
 
 impl AsRef<Credits> for Credits {
@@ -364,10 +369,8 @@ impl Credits {
     /// How many are left: all together may declare three quarters of the link.
     pub fn declare(&self, packets_per_second: u32) -> Result<(), u64> {
         let more = u64::from(packets_per_second);
-        let most = match self.declared_max.load(Relaxed) {
-            0 => u64::MAX,
-            most => most,
-        };
+        let most = (self.link_frames_per_second())
+            .map_or(u64::MAX, |link| u64::from(link.get()) * DECLARED_PERCENT / 100);
         let sum = |declared: u64| declared.checked_add(more).filter(|sum| *sum <= most);
         let declared = self.declared.fetch_update(Relaxed, Relaxed, sum);
         declared
@@ -384,6 +387,13 @@ impl Credits {
     /// For their owner: nobody has them, and what one that ended at once had declared is nobody's.
     pub fn undeclare_all(&self) {
         self.declared.store(0, Relaxed);
+    }
+
+    /// Frames of full length that the link carries in a second, as their owner says.
+    pub fn link_frames_per_second(&self) -> Option<NonZeroU32> {
+        u32::try_from(self.link_frames.load(Relaxed))
+            .ok()
+            .and_then(NonZeroU32::new)
     }
 
     /// For an owner elsewhere: packets were lost on their way, of whatever class.

@@ -4,7 +4,7 @@ use super::*;
 use core::num::NonZeroU64;
 use proptest::prelude::*;
 
-fn words(words: [u64; 14]) -> Credits {
+fn words(words: [u64; 16]) -> Credits {
     let [
         rate,
         period,
@@ -20,6 +20,8 @@ fn words(words: [u64; 14]) -> Credits {
         lost,
         delay,
         kernel,
+        declared,
+        link_frames,
     ] = words;
     Credits {
         rate: rate.into(),
@@ -36,6 +38,8 @@ fn words(words: [u64; 14]) -> Credits {
         lost: lost.into(),
         delay_max_ns: delay.into(),
         kernel: kernel.into(),
+        declared: declared.into(),
+        link_frames: link_frames.into(),
     }
 }
 
@@ -47,7 +51,7 @@ fn word() -> impl Strategy<Value = u64> {
 proptest! {
     /// Nobody who takes credits fails by it, and after a period of the owner's others have packets again.
     #[test]
-    fn whatever_a_page_holds_its_owner_mends(page in prop::array::uniform14(word()), is_paper: bool) {
+    fn whatever_a_page_holds_its_owner_mends(page in prop::array::uniform16(word()), is_paper: bool) {
         let law = if is_paper { Law::Paper } else { Law::Paced };
         let parameters = Parameters { law, ..Parameters::of_link(NonZeroU64::new(100_000_000).unwrap(), 1514) };
         let now = Time::from_millis(1000);
