@@ -82,6 +82,6 @@ impl<P: Port> Engine<P> {
         let len = addressing
             .write_headers(&mut packet, &header, 0)
             .expect("128 bytes hold any header");
-        (self.sending).send_on_queue(queue, &self.memory, &packet[..len]);
+        (self.sending).send_on_queue(queue, &mut self.memory, &packet[..len]);
     }
 }

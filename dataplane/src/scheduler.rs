@@ -40,6 +40,9 @@ pub enum Class {
 
 const CLASSES: usize = 4;
 
+/// Control packets that leave one after the other at most while flows have something to send.
+const CONTROL_IN_A_ROW: u32 = 2;
+
 /// Packets of bulk in a round while small messages go to and fro, so that each finds its thread soon: what a network card takes in some
 /// microseconds.
 pub(crate) const BURST_BESIDE_SMALL: u32 = 8;
@@ -83,6 +86,8 @@ pub(crate) struct Scheduler<T> {
     pub(crate) first: usize,
     pub(crate) shaping: Shaping,
     flows: Flows,
+    /// Control packets since flows had their turn.
+    in_a_row: u32,
     burst_beside_small: u32,
 }
 
@@ -95,6 +100,7 @@ impl<T: TxQueue> Scheduler<T> {
             first: 0,
             shaping: Shaping::default(),
             flows: Flows::default(),
+            in_a_row: 0,
         }
     }
 
@@ -190,7 +196,20 @@ impl<T: TxQueue> Scheduler<T> {
     /// Puts a control packet on a certain queue. The caller has asked for [room](Transmit::room).
     pub(crate) fn put_control_on(&mut self, queue: usize, address: u64, len: u32) {
         self.queues[queue].push(address, len);
+        self.control_left(len);
+    }
+
+    /// A control packet leaves.
+    #[inline]
+    pub(crate) fn control_left(&mut self, len: u32) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
         self.shaping.left(Class::Control, 0, 1, len.into());
+    }
+
+    /// Whether it is flows' turn before another control packet.
+    #[inline]
+    pub(crate) fn control_gives_way(&self) -> bool {
+        self.in_a_row >= CONTROL_IN_A_ROW && self.has_flows()
     }
 
     /// As [`Scheduler::put_small`], and hands what is on the queue over, if somebody waits for this packet or enough are written for a
@@ -292,6 +311,7 @@ impl<T: TxQueue> Scheduler<T> {
         mut sent: impl FnMut(u64, u32),
     ) -> Result<u32, WakeError> {
         let index = self.queue_of_flows();
+        self.in_a_row = 0;
         let Scheduler {
             queues,
             shaping,

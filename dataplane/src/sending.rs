@@ -51,6 +51,8 @@ pub(crate) struct Sending<T> {
     chunk_len: u32,
     /// The device reads the memory itself.
     device_reads: bool,
+    /// When this round began.
+    now_ns: u64,
 }
 
 /// What fragments of a round are sent with.
@@ -83,6 +85,7 @@ impl<T: TxQueue> Sending<T> {
             layout,
             chunk_len,
             device_reads,
+            now_ns: 0,
         }
     }
 
@@ -122,7 +125,7 @@ impl<T: TxQueue> Sending<T> {
         flows + sent as usize
     }
 
-    /// Stage 8, first: packets of flows, which wait for no burst.
+    /// Stage 8, first, and between control packets: packets of flows, which wait for no burst.
     #[cold]
     fn send_flows(&mut self, memory: &mut PacketMemory, now_ns: u64) -> usize {
         let (umem, mut capture) = memory.with_capture();
@@ -285,6 +288,7 @@ impl<T: TxQueue> Sending<T> {
     /// Stage 2.
     pub(crate) fn reap(&mut self, all: bool, now_ns: u64) -> usize {
         let mut reaped = 0;
+        self.now_ns = now_ns;
         let (queues, flows) = self.scheduler.completing();
         for queue in queues {
             reaped += queue.reap(all, now_ns, |address| {

@@ -214,6 +214,7 @@ impl<T: TxQueue> Sending<T> {
         header: &LmHeader,
         payload: &[u8],
     ) -> bool {
+        self.let_flows_pass(memory);
         if !self.scheduler.has_room(Class::Control) {
             return false;
         }
@@ -240,12 +241,21 @@ impl<T: TxQueue> Sending<T> {
             len,
             below_lm_len: (header_len - HEADER_LEN) as u32,
         };
-        self.scheduler.shaping.left(Class::Control, 0, 1, len.into());
+        self.scheduler.control_left(len);
         self.put_once(side, memory, frame, (data, &packet))
     }
 
+    /// Before a control packet: so that however many there are, flows wait for few.
+    #[inline]
+    fn let_flows_pass(&mut self, memory: &mut PacketMemory) {
+        if self.scheduler.control_gives_way() {
+            self.send_flows(memory, self.now_ns);
+        }
+    }
+
     /// Sends a control packet on a certain queue, if there is room.
-    pub(crate) fn send_on_queue(&mut self, queue: usize, memory: &PacketMemory, packet: &[u8]) {
+    pub(crate) fn send_on_queue(&mut self, queue: usize, memory: &mut PacketMemory, packet: &[u8]) {
+        self.let_flows_pass(memory);
         if self.scheduler.queue(queue).room(Class::Control) == 0 {
             return;
         }

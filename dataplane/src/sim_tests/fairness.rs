@@ -176,7 +176,7 @@ fn watch(bed: &Bed) -> Arc<Mutex<Waits>> {
 }
 
 /// Host 1 asks host 0 for a control packet.
-fn ask(bed: &mut Bed) {
+pub(super) fn ask(bed: &mut Bed) {
     let index = bed.hosts[1].peers.find(data_address(0)).expect("a peer");
     let header = LmHeader::Control {
         request_id: PROBED.into(),

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use lm_protocol::time::Time;
 use lm_protocol::wire::ipv4::checksum;
-use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, TYPE_REALTIME, VERSION};
+use lm_protocol::wire::lm::{HEADER_LEN, TYPE_CONTROL, TYPE_DATA, TYPE_REALTIME, VERSION};
 
 use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
-use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, bed_that, keep_full, received};
+use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, ask, bed, bed_that, keep_full, received};
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::PeerId;
 use crate::opening::Queues;
@@ -35,6 +35,9 @@ struct Log {
     sent: Vec<u64>,
     unknown: u32,
     fragments: u64,
+    /// Control packets since the link began, and most of them before one of the flow's.
+    control: u32,
+    control_before: u32,
 }
 
 type Shared = Arc<Mutex<Log>>;
@@ -123,6 +126,7 @@ fn watch(bed: &Bed) -> Shared {
                 "expedited forwarding"
             );
             assert!(packet[42 + HEADER_LEN..].iter().all(|byte| *byte == number as u8));
+            log.control_before = log.control_before.max(log.control);
             let wait_ns = at_ns - log.due[number as usize];
             log.waits.push(wait_ns);
         }
@@ -130,6 +134,7 @@ fn watch(bed: &Bed) -> Shared {
             kind == TYPE_REALTIME || packet[15] == 0,
             "nothing else is expedited"
         );
+        log.control += u32::from(from == 0 && kind == TYPE_CONTROL);
         log.fragments += u64::from(from == 0 && kind == TYPE_DATA);
         true
     });
@@ -152,7 +157,7 @@ fn rounds(bed: &mut Bed, log: &Shared, count: u32, mut before: impl FnMut(&mut B
         bed.now_ns += ROUND_NS;
         {
             let mut log = lock(log);
-            (log.now_ns, log.crossed) = (bed.now_ns, 0);
+            (log.now_ns, log.crossed, log.control) = (bed.now_ns, 0, 0);
         }
         bed.wire.deliver(PACKETS);
         bed.round();
@@ -386,6 +391,29 @@ fn a_flow_without_a_peer_waits_until_it_is_aimed() {
     assert!(counts(&log).0 > 16 && lock(&log).waits.len() > 16);
     bed.hosts[0].remove_flow(id).expect("it was there");
     assert_eq!(bed.hosts[0].aim_flow(id, peer), Err(FlowError::UnknownFlow));
+}
+
+/// A flow waits for two control packets at most, however many there are to send.
+#[test]
+fn control_lets_a_flow_pass_after_two_packets() {
+    let (mut bed, _) = bed([TWO_QUEUES; 2]);
+    bed.wire.set_delivery(Delivery::Manual);
+    let log = watch(&bed);
+    let spec = spec(&mut bed);
+    let flow = Pulse::new(&log, bed.now_ns, &spec, false);
+    bed.hosts[0].add_flow(&spec, flow).expect("room");
+    let mut answers = 0;
+    rounds(&mut bed, &log, 1000, |bed| {
+        answers += lock(&log).control;
+        (0..8).for_each(|_| ask(bed));
+    });
+    let log = lock(&log);
+    assert!(
+        answers > 5000 && log.waits.len() > 900,
+        "{answers} {}",
+        log.waits.len()
+    );
+    assert!(log.control_before <= 2, "behind {}", log.control_before);
 }
 
 /// *Port bound*: while a flow says how fast its link is, no ring has more of messages, of small ones neither, which bulk does not keep out.
