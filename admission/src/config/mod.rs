@@ -10,10 +10,11 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use lm_protocol::smoother::{Law, ParametersError};
 use serde::Deserialize;
 
 pub use file::{line_of, parse, read};
-pub use settings::{GateMode, PolicyName, Settings};
+pub use settings::{GateMode, LawName, PolicyName, Settings};
 
 /// The daemons' control port unless the configuration says another: the same at all hosts.
 pub const CONTROL_PORT: u16 = 7169;
@@ -31,7 +32,7 @@ pub const BPFFS: &str = "/sys/fs/bpf";
 pub const PROGRAMS_MAX: usize = 256;
 
 /// What a daemon does: valid, and complete.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Names of the interfaces.
     pub interfaces: Vec<String>,
@@ -57,6 +58,10 @@ pub struct Config {
     pub mode: GateMode,
     /// What the links of the interfaces carry, in bits a second; none: there is no smoother.
     pub link_rate: Option<NonZeroU64>,
+    /// How the smoother's credits come.
+    pub law: Law,
+    /// Z: share of packets that may be lost without a signal to the smoother.
+    pub tolerance: f64,
     /// A root qdisc that somebody set gives way to the smoother's.
     pub replace_qdisc: bool,
     /// Never sleep.
@@ -284,6 +289,14 @@ impl Config {
                 "0 lets nobody in: name users with --allow-uid",
             ));
         }
+        let law = match settings.law.unwrap_or_default() {
+            LawName::Paced => Law::Paced,
+            LawName::Paper => Law::Paper,
+        };
+        let tolerance = settings.tolerance.unwrap_or(0.0);
+        if !(0.0..=1.0).contains(&tolerance) {
+            return Err(fault("tolerance", ParametersError::NoShare.to_string()));
+        }
         let log = settings.log.unwrap_or_else(|| "info".to_owned());
         if let Err(error) = log.parse::<tracing_subscriber::filter::Targets>() {
             return Err(fault(
@@ -304,6 +317,8 @@ impl Config {
             peers: settings.peer.iter().map(|peer| peer.at(control_port)).collect(),
             mode: settings.mode.unwrap_or_default(),
             link_rate: settings.link_rate.map(|rate| rate.0),
+            law,
+            tolerance,
             replace_qdisc: settings.replace_qdisc,
             spin: settings.spin,
             user: settings.user,
@@ -366,6 +381,8 @@ impl Config {
             ("mode", self.mode != other.mode),
             // Shaping needs what only a start gives.
             ("link-rate", self.link_rate.is_some() != other.link_rate.is_some()),
+            ("law", self.law != other.law),
+            ("tolerance", self.tolerance != other.tolerance),
             ("replace-qdisc", self.replace_qdisc != other.replace_qdisc),
             ("spin", self.spin != other.spin),
             ("user", self.user != other.user),

@@ -32,8 +32,19 @@ pub enum GateMode {
     Generic,
 }
 
+/// How the smoother's credits come, and what a signal does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LawName {
+    /// One by one; loss and delay of real-time messages lower the rate
+    #[default]
+    Paced,
+    /// As many at once as SS-RTUDP's figure 5 says; loss lowers the rate
+    Paper,
+}
+
 /// What can be set, by command line or file. What is not set has its default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Args, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Settings {
     /// Interface to receive on; may be repeated
@@ -83,6 +94,14 @@ pub struct Settings {
     /// It holds all other traffic of this host back as far as real-time messages need it, the kernel's too.
     #[arg(long, value_name = "RATE")]
     pub link_rate: Option<BitRate>,
+
+    /// How the smoother's credits come [default: paced]
+    #[arg(long, value_enum, value_name = "LAW")]
+    pub law: Option<LawName>,
+
+    /// Share of packets that may be lost before the smoother lowers its rate, 0 to 1: Z of SS-RTUDP's equation 1 [default: 0]
+    #[arg(long, value_name = "Z")]
+    pub tolerance: Option<f64>,
 
     /// Let a root qdisc that somebody set give way to the smoother's meanwhile
     #[arg(long)]
@@ -154,6 +173,8 @@ impl Settings {
             peer: list(self.peer, file.peer),
             mode: self.mode.or(file.mode),
             link_rate: self.link_rate.or(file.link_rate),
+            law: self.law.or(file.law),
+            tolerance: self.tolerance.or(file.tolerance),
             replace_qdisc: self.replace_qdisc || file.replace_qdisc,
             spin: self.spin || file.spin,
             user: self.user.or(file.user),

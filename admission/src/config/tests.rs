@@ -26,6 +26,8 @@ voter = [\"10.0.0.1\", \"10.0.0.2:7001\", \"10.0.0.3\"]
 peer = [\"10.1.0.1\"]
 mode = \"generic\"
 link-rate = \"2.5G\"
+law = \"paper\"
+tolerance = 0.01
 replace-qdisc = true
 spin = true
 user = \"lm\"
@@ -45,7 +47,7 @@ fn file_and_command_line_have_the_same_words() {
     let line = from_line(
         "--interface lm0 --interface lm1 --socket /run/x/socket --key-file /etc/key --allow-uid 1000 --allow-gid 100 \
          --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter 10.0.0.3 \
-         --peer 10.1.0.1 --mode generic --link-rate 2.5G --replace-qdisc --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
+         --peer 10.1.0.1 --mode generic --link-rate 2.5G --law paper --tolerance 0.01 --replace-qdisc --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
          --programs-max 7 --memory-max 1G --queues-per-user 3 --memory-per-user 2G --programs-per-user 4",
     );
     let file: Settings = toml::from_str(BOTH).unwrap();
@@ -56,6 +58,7 @@ fn file_and_command_line_have_the_same_words() {
     assert_eq!(voters[1], "10.0.0.2:7001".parse().unwrap());
     assert_eq!(config.memory_max_bytes, 1 << 30);
     assert_eq!(config.link_rate.map(|rate| rate.get()), Some(2_500_000_000));
+    assert_eq!((config.law, config.tolerance), (Law::Paper, 0.01));
     assert!(config.allows(1000, 5) && config.allows(5, 101) && !config.allows(5, 5));
 }
 
@@ -118,6 +121,9 @@ fn what_makes_no_sense_is_named() {
         ("-i a --programs-max 0", "programs-max"),
         ("-i a --queues-per-user 0", "queues-per-user"),
         ("-i a --programs-per-user 0", "programs-per-user"),
+        ("-i a --tolerance 1.5", "tolerance"),
+        ("-i a --tolerance nan", "tolerance"),
+        ("-i a --tolerance=-0.1", "tolerance"),
         ("-i a --log lm=nonsense", "log"),
     ] {
         let error = Config::new(from_line(line)).unwrap_err();

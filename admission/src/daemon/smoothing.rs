@@ -80,7 +80,11 @@ impl Smoothing {
         let told = |error: &dyn std::fmt::Display| format!("{name}: cannot make the smoother: {error}");
         let map = attachment.ground.gate.credits().map_err(|error| told(&error))?;
         let credits = CreditPage::of_map(map.as_fd()).map_err(|error| told(&error))?;
-        let parameters = Parameters::of_link(link_rate, attachment.ground.mtu + ETHERNET_LEN);
+        let parameters = Parameters {
+            law: config.law,
+            loss_tolerance: config.tolerance,
+            ..Parameters::of_link(link_rate, attachment.ground.mtu + ETHERNET_LEN)
+        };
         let smoother =
             Smoother::over(credits.clone(), parameters, clock::now()).map_err(|error| told(&error))?;
         let owner = Arc::new(Owner {

@@ -362,10 +362,18 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
         output.stderr
     );
 
-    let replaces = [&LINK[..], &["--replace-qdisc"]].concat();
-    let daemon = hosts.daemon_with(Side::Left, &replaces);
+    let replaces = ["--replace-qdisc", "--law", "paper", "--tolerance", "1"];
+    let daemon = hosts.daemon_with(Side::Left, &[&LINK[..], &replaces].concat());
     let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
     assert!(smoother(&daemon).holds_kernel && shared.as_ref().holds_kernel());
+    // At figure 5's law RP falls to RPmin, and what of 40 was lost is tolerated at the next refresh.
+    wait_until("RP is 5 ms", || smoother(&daemon).packets_per_second == 8000);
+    shared.as_ref().spend(40, monotonic());
+    shared.as_ref().tell_lost(40);
+    shared.as_ref().spend(1, monotonic());
+    wait_until("it is refreshed", || smoother(&daemon).credits == 40);
+    let status = smoother(&daemon);
+    assert_eq!((status.signals, status.packets_per_second), (0, 8000));
     assert!(qdiscs(left).contains("htb 4c4d:"), "{}", qdiscs(left));
     drop(shared);
     wait_until("it is back", || qdiscs(left) == before);
