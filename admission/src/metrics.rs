@@ -157,6 +157,13 @@ fn text(status: &Status) -> String {
             .collect(),
     );
     gauge(
+        "smoother_refresh_period_us",
+        "RP in microseconds",
+        smoothers()
+            .map(|(labels, smoother)| (labels, (smoother.refresh_period_s * 1e6).round() as i64))
+            .collect(),
+    );
+    gauge(
         "smoother_credits",
         "Credits that there are; negative: real time used up more",
         smoothers()
@@ -237,4 +244,25 @@ fn text(status: &Status) -> String {
     // Into a string: nothing can fail.
     let _ = encode(&mut text, &registry);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_smoother_has_its_metrics() {
+        let text = text(&Status::smoothed());
+        for line in [
+            "smoother_packets_per_second{interface=\"lm0\"} 3600",
+            "smoother_refresh_period_us{interface=\"lm0\"} 11111",
+            "smoother_credits{interface=\"lm0\"} -3",
+            "smoother_forgiven_total{interface=\"lm0\"} 5",
+            "smoother_signals_total{interface=\"lm0\"} 7",
+            "smoother_kernel_dropped_total{interface=\"lm0\"} 11",
+        ] {
+            let line = format!("lm_admissiond_{line}");
+            assert!(text.lines().any(|had| had == line), "{line}: {text}");
+        }
+    }
 }

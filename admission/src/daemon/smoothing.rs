@@ -31,6 +31,7 @@ pub(crate) struct Smoothing {
 
 /// It alone changes the rate: on its thread, at each refresh.
 struct Owner {
+    interface: String,
     credits: CreditPage,
     smoother: Mutex<Smoother<CreditPage>>,
 }
@@ -58,8 +59,19 @@ impl Followed for Owner {
         if they_wait {
             self.credits().others_wait();
         }
-        let now = self.now();
+        let (now, signals) = (self.now(), smoother.signals());
         smoother.look(now);
+        if smoother.signals() > signals {
+            tracing::debug!(
+                interface = self.interface,
+                packets_per_second = smoother.rate().credits_per_second(),
+                refresh_period = ?smoother.rate().refresh_period(),
+                credits = self.credits().whole(),
+                forgiven = self.credits().forgiven(),
+                signals = smoother.signals(),
+                "a loss or a delay lowers the smoother's rate"
+            );
+        }
         smoother.set_elsewhere(kernels_per_second, now);
         (smoother.rate().credits_per_second(), smoother.next_refresh())
     }
@@ -88,6 +100,7 @@ impl Smoothing {
         let smoother =
             Smoother::over(credits.clone(), parameters, clock::now()).map_err(|error| told(&error))?;
         let owner = Arc::new(Owner {
+            interface: name.clone(),
             credits,
             smoother: Mutex::new(smoother),
         });

@@ -413,3 +413,38 @@ fn datagrams(counters: &Counters) -> BTreeMap<String, u64> {
         .map(|(name, count)| (name.to_owned(), count))
         .collect()
 }
+
+#[cfg(test)]
+impl Status {
+    /// Of a daemon whose programs have a smoother.
+    pub(crate) fn smoothed() -> Status {
+        let smoother = SmootherStatus {
+            programs: 2,
+            packets_per_second: 3600,
+            refresh_period_s: 0.011_111,
+            credits: -3,
+            forgiven: 5,
+            signals: 7,
+            first: 100,
+            others: 900,
+            holds_kernel: true,
+            kernel_packets: 50,
+            kernel_dropped: 11,
+            kernel_waiting: 13,
+        };
+        let interface = InterfaceStatus {
+            absent: None,
+            smoother: Some(smoother),
+            ..absent("lm0", "")
+        };
+        Status {
+            version: String::new(),
+            pid: 1,
+            policy: "concurrent".to_owned(),
+            interfaces: vec![interface],
+            programs: Vec::new(),
+            calls: 0,
+            refusals: 0,
+        }
+    }
+}

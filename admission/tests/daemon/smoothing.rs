@@ -343,7 +343,8 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     );
     let before = qdiscs(left);
     let socket = hosts.socket(Side::Left);
-    let daemon = hosts.daemon_with(Side::Left, &LINK);
+    let logs = [&LINK[..], &["--log", "debug"]].concat();
+    let daemon = hosts.daemon_with(Side::Left, &logs);
     let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
     // Credits come all the same.
     let status = smoother(&daemon);
@@ -358,6 +359,11 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let output = daemon.stop();
     assert!(
         output.stderr.contains("(bfifo 77:)") && output.stderr.contains("--replace-qdisc"),
+        "{}",
+        output.stderr
+    );
+    assert!(
+        output.stderr.contains("packets_per_second=3600"),
         "{}",
         output.stderr
     );
