@@ -140,7 +140,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
         }
         let link_frames = parameters.link_frames_per_second.get();
         { &credits.as_ref().link_frames }.store(link_frames.into(), Relaxed);
-        let mut smoother = Smoother {
+        Ok(Smoother {
             parameters,
             rate,
             next_look: Time::from_nanos(credits.as_ref().next_refresh_ns.load(Relaxed)),
@@ -149,25 +149,14 @@ impl<C: AsRef<Credits>> Smoother<C> {
             is_signalled: false,
             signals: 0,
             deaf_until: Time::ZERO,
-            delay_limit: Duration::ZERO,
+            delay_limit: Duration::from_secs(1) * DELAY_FRAMES / link_frames,
             credits,
-        };
-        smoother.set_deadline(None);
-        Ok(smoother)
+        })
     }
 
     /// The credits that it gives.
     pub fn credits(&self) -> &Credits {
         self.credits.as_ref()
-    }
-
-    /// The tightest deadline of real-time packets that leave here: `paced` takes half of it for a signal, and four frame times at least.
-    ///
-    /// A port whose whole buffer delays less than the limit is known by its losses alone. (500 Mbit/s, 32 frames, a deadline of 2 ms: 0.2 to 2 %
-    /// of real-time packets lost in simulation, 0.01 % with no deadline.)
-    pub fn set_deadline(&mut self, tightest: Option<Duration>) {
-        let frames = Duration::from_secs(1) * DELAY_FRAMES / self.parameters.link_frames_per_second.get();
-        self.delay_limit = tightest.map_or(frames, |deadline| frames.max(deadline / 2));
     }
 
     /// [`Credits::take`].

@@ -397,18 +397,15 @@ fn what_leaves_elsewhere_is_not_for_those_that_ask() {
 }
 
 #[test]
-fn a_deadline_moves_what_delay_is_a_signal() {
-    let signalled_by = |deadline: Option<u64>, delay: u64| {
+fn a_delay_of_more_than_four_frames_is_a_signal() {
+    let signalled_by = |delay: u64| {
         let mut smoother = Smoother::new(table_3(Law::Paced), Time::ZERO).unwrap();
-        smoother.set_deadline(deadline.map(Duration::from_micros));
         smoother.delayed(Duration::from_micros(delay), Time::ZERO);
         smoother.rate().credits_per_second() < 4000
     };
     // Four frame times are 492 µs.
-    for (deadline, limit) in [(None, 492), (Some(300), 492), (Some(2000), 1000)] {
-        assert!(!signalled_by(deadline, limit));
-        assert!(signalled_by(deadline, limit + 1));
-    }
+    assert!(!signalled_by(492));
+    assert!(signalled_by(493));
 }
 
 #[test]

@@ -59,15 +59,13 @@ pub(crate) struct Bed {
     pub(crate) link_bits_per_second: u64,
     pub(crate) port_frames: u64,
     pub(crate) held: Held,
-    pub(crate) deadline: Option<Duration>,
 }
 
-/// Figure 10's. Table 4's deadline of 300 µs is less than two links take with a frame ahead at each.
+/// Figure 10's.
 pub(crate) const FIGURE_10: Bed = Bed {
     link_bits_per_second: 100_000_000,
     port_frames: 32,
     held: Held::Not,
-    deadline: Some(Duration::from_micros(300)),
 };
 
 /// Packets of a class.
@@ -406,9 +404,7 @@ impl Host {
                     law,
                     ..Parameters::of_link(link_rate, FRAME_LEN_BYTES)
                 };
-                let mut smoother = Smoother::new(parameters, Time::ZERO).unwrap();
-                smoother.set_deadline(bed.deadline);
-                Some(smoother)
+                Some(Smoother::new(parameters, Time::ZERO).unwrap())
             }
         };
         let htb = |packets_per_second: f64| Htb {
