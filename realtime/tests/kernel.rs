@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{Endpoint, IdleStrategy};
+use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
 use lm_protocol::smoother::Parameters;
 use lm_realtime::{Blocks, Foreign, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -276,6 +276,62 @@ fn pools_beyond_memlock_are_an_error_and_leave_nothing_behind() {
     let output = again.env(CHILD, "").output().expect("this program again");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// One queue, and messages land there: what is small, real time too, comes by the kernel's socket.
+#[test]
+fn without_a_general_queue_real_time_is_exchanged_by_the_kernels_socket() {
+    const COUNT: u8 = 100;
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(1);
+    let open = |interface: &str| {
+        let config = EndpointConfig {
+            interface: interface.into(),
+            idle: IDLE,
+            ..EndpointConfig::default()
+        };
+        let mut endpoint = Endpoint::open(&config).expect("a veth device");
+        let real_time = RealTime::new(&mut endpoint, None, monotonic).expect("no other handler");
+        let socket = real_time.socket(&mut endpoint, 1, &SocketConfig::default());
+        (endpoint, socket.expect("free"))
+    };
+    let (mut near, mut near_socket) = pair.a.run(|| open("va"));
+    let (mut far, mut far_socket) = pair.b.run(|| open("vb"));
+    let [at_near, at_far] = [near.local(), far.local()];
+    let to_far = pair.a.run(|| veth::peer(&mut near, at_far));
+    let to_near = pair.b.run(|| veth::peer(&mut far, at_near));
+    near_socket.connect(&mut near, to_far, 1).expect("frames");
+    far_socket.connect(&mut far, to_near, 1).expect("frames");
+    let begun = Instant::now();
+    for number in 0..COUNT {
+        near_socket
+            .send(&[number; 900], SendOptions::default())
+            .expect("room");
+        let answer = loop {
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{number} has no answer"
+            );
+            pair.a.run(|| near.poll());
+            pair.b.run(|| far.poll());
+            if let Some(message) = far_socket.recv() {
+                far_socket.send(&message, SendOptions::default()).expect("room");
+            }
+            if let Some(message) = near_socket.recv() {
+                break message;
+            }
+        };
+        assert_eq!((&answer[..], answer.info().lost), (&[number; 900][..], 0));
+    }
+    for endpoint in [&near, &far] {
+        assert!(
+            endpoint.counters().one_copy_packets >= COUNT.into(),
+            "{:?}",
+            endpoint.counters()
+        );
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What is passed on to the network stack.
 
+use lm_protocol::wire::lm::{TYPE_REALTIME, TYPE_RT_REPORT};
+
 use crate::*;
 
 #[test]
@@ -246,6 +248,20 @@ fn versions_and_types() {
         expect(&mut pair, GENERAL, &Packet::lm(EAGER, 10), PassOneCopy);
         pair.set_xsk(GENERAL, true);
         expect(&mut pair, GENERAL, &legal(), PassNoSession);
+    });
+}
+
+#[test]
+fn real_time_comes_to_the_general_queue_alone() {
+    bed::in_namespace(|| {
+        let mut pair = Pair::new(Some(LOCAL));
+        pair.open(&lm_session(), 1, 100);
+        for kind in [TYPE_REALTIME, TYPE_RT_REPORT] {
+            let packet = Packet::lm(kind, 200);
+            expect(&mut pair, GENERAL, &packet, RedirectGeneral);
+            // Turns of others last there: it goes to the kernel's socket.
+            expect(&mut pair, LANDING, &packet, PassOneCopy);
+        }
     });
 }
 
