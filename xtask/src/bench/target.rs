@@ -11,6 +11,8 @@ pub enum Target {
     RatioAtLeast(&'static str, f64),
     /// The same, at most this.
     RatioAtMost(&'static str, f64),
+    /// Of these two contenders, median of the rounds' ratios, at most this.
+    RatioOfAtMost([&'static str; 2], f64),
     /// The first contender less these, median of the rounds' differences, at most this.
     ExcessAtMost(&'static [&'static str], f64),
     /// The first contender's own median, at most this.
@@ -26,6 +28,7 @@ impl Target {
         match *self {
             Target::RatioAtLeast(_, bound)
             | Target::RatioAtMost(_, bound)
+            | Target::RatioOfAtMost(_, bound)
             | Target::ExcessAtMost(_, bound)
             | Target::AtMost(bound)
             | Target::ReportAtLeast(_, _, bound) => bound,
@@ -41,6 +44,7 @@ impl Target {
     pub(crate) fn of(&self, first: &str) -> String {
         match *self {
             Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => format!("{first} / {name}"),
+            Target::RatioOfAtMost([one, other], _) => format!("{one} / {other}"),
             Target::ExcessAtMost(names, _) => format!("{first} less {}", names.join(" and ")),
             Target::AtMost(_) => first.to_owned(),
             Target::ReportAtLeast(what, ..) => format!("{first}: {what}"),
@@ -51,6 +55,7 @@ impl Target {
         match *self {
             Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
             Target::RatioAtMost(name, most) => format!("≤ {most} × {name}"),
+            Target::RatioOfAtMost([one, other], most) => format!("{one} ≤ {most} × {other}"),
             Target::ExcessAtMost(names, most) => {
                 format!("≤ {} + {most:.0} {}", names.join(" + "), unit.name())
             }

@@ -57,6 +57,8 @@ fn verdicts_compare_with_what_was_asked() {
         Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.5),
         Target::RatioAtMost("UDP", 2.0),
         Target::RatioAtMost("UDP", 1.9),
+        Target::RatioOfAtMost(["UDP", "LM"], 0.5),
+        Target::RatioOfAtMost(["UDP", "LM"], 0.4),
         // Of the rounds' differences: 1, 2, −8.
         Target::ExcessAtMost(&["UDP"], 1.0),
         Target::ExcessAtMost(&["UDP"], 0.9),
@@ -69,7 +71,9 @@ fn verdicts_compare_with_what_was_asked() {
         .collect();
     assert_eq!(
         met,
-        [true, false, true, false, true, true, false, true, false, true]
+        [
+            true, false, true, false, true, true, false, true, false, true, false, true
+        ]
     );
 }
 
