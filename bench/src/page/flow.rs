@@ -1,5 +1,5 @@
-//! `lm-bench flow`: when which station had a message (E-UDP, figures 2, 4 and 9), and how long each worked for one (figure 8), from what
-//! `cargo xtask bench pipeline --only flow --json` kept.
+//! `lm-bench flow`: what `cargo xtask bench pipeline --json` kept, as one page. When which station had a message (E-UDP, figures 2, 4 and 9), how
+//! long each worked for one (figure 8), what was measured by the length of windows and queues, and what the model has to say.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use lm_measure::statistics::Summary;
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use super::forecast::Forecast;
 use super::plot::{Scale, place, round_ticks, tick_name};
 use super::{document, figures, write};
 use crate::cli::Failure;
@@ -20,8 +21,12 @@ const STATIONS: [(&str, &str); 4] = [
     ("land", "quic"),
     ("consume", "tcp"),
 ];
-/// Comparisons that are drawn.
-const KEY: &str = "flow";
+/// Comparisons whose messages are drawn.
+const FLOWS: &str = "flow";
+/// Those of which each contender's median is: by the length of something.
+const SIZES: &str = "_sizes";
+
+const MS: &str = "ms";
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 190.0;
@@ -30,32 +35,38 @@ const TOP: f64 = 8.0;
 const ROW: f64 = 20.0;
 const BOTTOM: f64 = 40.0;
 
-/// Draw when which station of a pipeline had a message (E-UDP, figures 2, 4, 8 and 9)
+/// Draw what was measured of a pipeline: which station had a message when (E-UDP, figures 2, 4, 8 and 9), latency and bandwidth by length beside
+/// the model's and what it foretells (10 to 14), and what longer windows and queues do
 #[derive(Debug, clap::Args)]
 pub struct FlowArgs {
-    /// What `cargo xtask bench pipeline --only flow --json` wrote
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// What `cargo xtask bench pipeline --json` wrote with --only flow, model, window_sizes or queue_sizes
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Write the page to this file
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
 }
 
 #[derive(Deserialize)]
-struct Kept {
-    comparisons: Vec<Comparison>,
+#[serde(untagged)]
+enum Kept {
+    Comparisons { comparisons: Vec<Comparison> },
+    Forecast(Forecast),
 }
 
 #[derive(Deserialize)]
 struct Comparison {
     key: String,
     title: String,
+    unit: String,
     contenders: Vec<Contender>,
 }
 
 #[derive(Deserialize)]
 struct Contender {
     name: String,
+    median: f64,
+    #[serde(default)]
     reports: Vec<serde_json::Value>,
 }
 
@@ -78,34 +89,60 @@ struct Row {
     bars: Vec<Range<f64>>,
 }
 
-/// Reads the file and writes the page.
+/// Reads the files and writes the page.
 ///
 /// # Errors
 /// A file that cannot be read or has nothing to be drawn, or a page that cannot be written.
 pub fn flow(args: &FlowArgs) -> Result<(), Failure> {
-    let shown = args.file.display();
-    let other = |why: String| {
-        let remedy = "write one by cargo xtask bench pipeline --only flow --json FILE";
-        Failure::new(format!("{shown}: {why}; {remedy}"))
-    };
-    let text = std::fs::read_to_string(&args.file).map_err(|error| other(crate::output::describe(&error)))?;
-    let page = page(&text).map_err(other)?;
+    let mut all = Vec::new();
+    for file in &args.files {
+        let other = |why: String| {
+            let remedy = "write one by cargo xtask bench pipeline --only flow --json FILE";
+            Failure::new(format!("{}: {why}; {remedy}", file.display()))
+        };
+        let text = std::fs::read_to_string(file).map_err(|error| other(crate::output::describe(&error)))?;
+        all.extend(sections(&text).map_err(other)?);
+    }
+    let title = "One message, produced, sent, received and consumed";
+    let page = document(
+        title,
+        html! { main { h1 { (title) } @for section in &all { (section) } } },
+    );
     write(&args.html, &page.into_string())
 }
 
-/// The page of a file, or why there is none.
-fn page(text: &str) -> Result<Markup, String> {
-    let kept: Kept = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let comparisons = kept.comparisons.iter().filter(|one| one.key.starts_with(KEY));
-    let sections: Vec<Markup> = comparisons.map(section).collect::<Result<_, _>>()?;
-    if sections.is_empty() {
-        return Err("no message's times are in it".to_owned());
+/// What is drawn of a file, or why nothing is.
+fn sections(text: &str) -> Result<Vec<Markup>, String> {
+    let kept: Kept = serde_json::from_str(text)
+        .map_err(|_| "neither a pipeline's comparisons nor its model are in it".to_owned())?;
+    let comparisons = match kept {
+        Kept::Forecast(forecast) => return Ok(forecast.sections()),
+        Kept::Comparisons { comparisons } => comparisons,
+    };
+    let mut sections = Vec::new();
+    for one in &comparisons {
+        if one.key.starts_with(FLOWS) {
+            sections.push(section(one)?);
+        } else if one.key.contains(SIZES) {
+            sections.push(by_size(one));
+        }
     }
-    let title = "One message, produced, sent, received and consumed";
-    Ok(document(
-        title,
-        html! { main { h1 { (title) } @for section in &sections { (section) } } },
-    ))
+    match sections.is_empty() {
+        true => Err("neither messages' times nor lengths of windows or queues are in it".to_owned()),
+        false => Ok(sections),
+    }
+}
+
+/// Each contender's median.
+fn by_size(comparison: &Comparison) -> Markup {
+    let rows: Vec<Row> = (comparison.contenders.iter())
+        .map(|one| Row {
+            name: one.name.clone(),
+            class: "lm",
+            bars: vec![0.0..one.median],
+        })
+        .collect();
+    html! { section { h2 { (comparison.title) } (chart("Median", &rows, &comparison.unit)) } }
 }
 
 fn section(comparison: &Comparison) -> Result<Markup, String> {
@@ -114,7 +151,7 @@ fn section(comparison: &Comparison) -> Result<Markup, String> {
     for contender in &comparison.contenders {
         let report = contender.reports.first().ok_or("a contender without a round")?;
         let ends: Ends = serde_json::from_value(report.clone()).map_err(|error| error.to_string())?;
-        charts.push(chart(&contender.name, &stations(&ends)?));
+        charts.push(chart(&contender.name, &stations(&ends)?, MS));
         work.extend(works(&contender.name, &ends));
     }
     Ok(html! {
@@ -125,7 +162,7 @@ fn section(comparison: &Comparison) -> Result<Markup, String> {
                 "confirmation; to land ends when all can be read, to consume begins when the first byte can be."
             }
             @for chart in charts { (chart) }
-            (chart("How long each station worked for a message, without what it waited, median", &work))
+            (chart("How long each station worked for a message, without what it waited, median", &work, MS))
         }
     })
 }
@@ -194,7 +231,7 @@ fn works(name: &str, ends: &Ends) -> Vec<Row> {
     told.collect()
 }
 
-fn chart(title: &str, rows: &[Row]) -> Markup {
+fn chart(title: &str, rows: &[Row], unit: &str) -> Markup {
     let bars = || rows.iter().flat_map(|row| &row.bars);
     let high = bars().map(|bar| bar.end).fold(0.0, f64::max);
     let x = Scale {
@@ -220,13 +257,13 @@ fn chart(title: &str, rows: &[Row]) -> Markup {
                         @for bar in &row.bars {
                             rect x=(place(x.at(bar.start))) y=(place(top + 2.0)) height=(ROW - 4.0)
                                 width=(place(x.at(bar.end) - x.at(bar.start))) {
-                                title { (row.name) ": " (figures::number(bar.start)) " to " (figures::number(bar.end)) " ms" }
+                                title { (row.name) ": " (figures::number(bar.start)) " to " (figures::number(bar.end)) " " (unit) }
                             }
                         }
                     }
                 }
                 line.axis x1=(LEFT) x2=(WIDTH - RIGHT) y1=(place(bottom)) y2=(place(bottom)) {}
-                text.title x=(place((LEFT + WIDTH - RIGHT) / 2.0)) y=(place(bottom + 33.0)) text-anchor="middle" { "ms" }
+                text.title x=(place((LEFT + WIDTH - RIGHT) / 2.0)) y=(place(bottom + 33.0)) text-anchor="middle" { (unit) }
             }
         }
     }
@@ -268,18 +305,28 @@ mod tests {
     fn a_page_has_a_chart_for_each_contender_or_says_what_is_missing() {
         let kept = |key: &str, report: Value| {
             let contenders = ["all at once", "one after the other"]
-                .map(|name| json!({"name": name, "reports": [report.clone()]}));
-            json!({"comparisons": [{"key": key, "title": "ten", "contenders": contenders}]}).to_string()
+                .map(|name| json!({"name": name, "median": 7.0, "reports": [report.clone()]}));
+            json!({"comparisons": [{"key": key, "title": "ten", "unit": "ms", "contenders": contenders}]})
+                .to_string()
         };
-        let drawn = page(&kept("flow_port", ends())).unwrap().into_string();
+        let page = |text: &str| {
+            sections(text).map(|all| all.into_iter().map(Markup::into_string).collect::<String>())
+        };
+        let drawn = page(&kept("flow_port", ends())).unwrap();
         assert_eq!(drawn.matches("<svg").count(), 3);
         // Of two contenders two messages at four stations, and three stations' work.
         assert_eq!(drawn.matches("<rect").count(), 2 * (2 * 4 + 3));
         assert!(
             page(&kept("core_bound", ends()))
                 .unwrap_err()
-                .contains("no message")
+                .contains("neither messages")
         );
+        let drawn = page(&kept("window_sizes", ends())).unwrap();
+        assert_eq!(
+            (drawn.matches("<svg").count(), drawn.matches("<rect").count()),
+            (1, 2)
+        );
+        assert!(page("{}").unwrap_err().contains("nor its model"));
         let mut early = ends();
         early["far"]["messages"][1]["first_ns"] = 5.into();
         assert!(

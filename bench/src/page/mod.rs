@@ -1,10 +1,11 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
 //! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts. `smoothing` draws what was not measured, and
-//! `flow` what stations did with messages.
+//! `flow` what stations did with messages, beside a `forecast`.
 
 mod figures;
 mod flow;
+mod forecast;
 mod input;
 mod plot;
 mod ratios;

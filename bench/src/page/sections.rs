@@ -171,7 +171,7 @@ fn lines<'a>(
 }
 
 /// Message sizes: powers of two, named where there is room.
-fn sizes(lines: &[Line]) -> Axis {
+pub(super) fn sizes(lines: &[Line]) -> Axis {
     let all = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
     let (low, high) = all.fold((f64::INFINITY, 0.0f64), |(low, high), size| {
         (low.min(size), high.max(size))
@@ -191,7 +191,7 @@ fn sizes(lines: &[Line]) -> Axis {
     }
 }
 
-fn values(title: &str, logarithmic: bool) -> Axis {
+pub(super) fn values(title: &str, logarithmic: bool) -> Axis {
     Axis {
         title: title.to_owned(),
         logarithmic,
