@@ -135,6 +135,13 @@ pub const TABLE: &[Check] = &[
         run: Run::Each(CARDS, streams::finality),
     },
     Check {
+        name: "reading",
+        list: List::Short,
+        limit_s: 120,
+        about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and written at the other",
+        run: Run::Each(CARDS, streams::reading),
+    },
+    Check {
         name: "repair",
         list: List::Short,
         limit_s: 240,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::ends::await_stream;
 use super::pair::{Pair, await_link};
 use super::spoil;
+use super::transfer::{self, Source};
 use crate::bed::{INTERFACE, Impairments, Launch, Program, ip};
 use crate::soak::fates;
 use crate::vm::devices::Device;
@@ -42,6 +43,8 @@ pub(super) struct Stream {
     pub(super) foreign: bool,
     /// Bytes of delivered messages that are kept and looked at again.
     pub(super) hold: u64,
+    /// Whether messages are read while they arrive.
+    pub(super) read: bool,
     /// Decides the contents.
     pub(super) seed: u64,
     /// What becomes of messages that lose fragments.
@@ -62,6 +65,7 @@ impl Default for Stream {
             mtu: 1500,
             foreign: false,
             hold: 0,
+            read: false,
             seed: 1,
             delivery: "reliable",
             ipfrag: false,
@@ -96,7 +100,8 @@ impl Stream {
     /// Sends everything from left to right and compares what both sides say. In a bed with a box that is to be running.
     pub(super) fn run(&self, pair: &Pair) -> Result<Value> {
         let exclusive = if self.exclusive { " --exclusive" } else { "" };
-        let line = format!("{} --hold {}{exclusive}", self.arguments(), self.hold);
+        let read = if self.read { " --read" } else { "" };
+        let line = format!("{} --hold {}{exclusive}{read}", self.arguments(), self.hold);
         let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
         let ipfrag = if self.ipfrag { " --ipfrag" } else { "" };
         let line = format!(
@@ -164,6 +169,11 @@ impl Stream {
                 received["held"]
             );
         }
+        ensure!(
+            !self.read || received["read"]["early_bytes"].as_u64() > Some(0),
+            "no byte was read before its message was whole: {}",
+            received["read"]
+        );
         if let Some(flood) = flood {
             for kind in ["plain", "vlan", "long"] {
                 ensure!(
@@ -290,6 +300,27 @@ pub(super) fn finality(plan: &Plan, device: Device) -> Result<Value> {
         )
     };
     stream.run(&pair)
+}
+
+/// Messages are read while they arrive, and a file's leave while they are read and are written while they arrive.
+pub(super) fn reading(plan: &Plan, device: Device) -> Result<Value> {
+    // Of igb's first MiB the digests are here when all of it is.
+    let stream = Stream {
+        read: true,
+        window: 16,
+        in_flight: 2,
+        ..Stream::of(vec![4 << 20], 3)
+    };
+    let streamed = stream.run(&Pair::new(plan, device)?)?;
+    let source = Source::new(6 << 20)?;
+    let (_, sent, received) = transfer::pass(device, &source, plan.mode, &["--message-size", "2MiB"])?;
+    source.ensure_same(&source.received())?;
+    // Longer ones than those that leave when they are whole.
+    ensure!(
+        sent["messages"].as_u64() == Some(3),
+        "other messages were sent: {sent}"
+    );
+    Ok(json!({"streamed": streamed, "send": sent, "receive": received.json()?}))
 }
 
 /// Loss, duplication, reordering and corruption between the sender and the receiver's card.
