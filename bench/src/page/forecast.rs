@@ -4,7 +4,7 @@
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::plot::{Axis, Chart, Line, Point};
+use super::plot::{Chart, Line, Point};
 use super::sections::{sizes, values};
 use crate::size::ByteSize;
 

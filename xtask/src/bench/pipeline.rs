@@ -22,11 +22,11 @@ use crate::machine::two_cores;
 use crate::workspace::root;
 
 /// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// beside the kernel's TCP and UDP (--only peers); what each station does with ten messages (--only flow; `lm-bench flow` makes a page of this, of the
-/// model and of lengths); what stands in
-/// the device and on the way of that port (--only queue); and what of a link a stream gets, by short windows and long ones, and in transfers
-/// that are read and written inside their messages or not (--only link). How long messages of 4 KiB to 64 MiB take by the analytical model, and how
-/// long they do (--only model; 20 minutes, by itself alone).
+/// from a file to a hash or a file (--only file_); by the length of windows (--only window_sizes); beside the kernel's TCP and UDP (--only peers);
+/// what each station does with ten messages (--only flow); what stands in the device and on the way of that port (--only queue); and what of a link
+/// a stream gets, by short windows and long ones, and in transfers that are read and written inside their messages or not (--only link). How long
+/// messages of 4 KiB to 64 MiB take by the analytical model, and how long they do (--only model; 20 minutes, by itself alone). `lm-bench flow` makes
+/// a page of --only flow, model, window_sizes and queue_sizes.
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
 /// port by the program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.
