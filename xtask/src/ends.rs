@@ -184,6 +184,8 @@ pub struct RealTime {
     pub timetable: Timetable,
     /// The law of the smoother, `paced` or `paper`, and the rate of the senders' links.
     pub smoother: Option<(&'static str, BitRate)>,
+    /// The senders' endpoints have LM's own messages beside it, as many as go.
+    pub streams: bool,
 }
 
 impl RealTime {
@@ -201,7 +203,8 @@ impl RealTime {
         let Timetable { size, port, .. } = self.timetable;
         let smoother =
             (self.smoother).map(|(law, BitRate(rate))| json!({"law": law, "bits_per_second": rate}));
-        let task = json!({"real-time": {"timetable": self.timetable.to_json(seed), "smoother": smoother}});
+        let (timetable, streams) = (self.timetable.to_json(seed), self.streams);
+        let task = json!({"real-time": {"timetable": timetable, "smoother": smoother, "streams": streams}});
         end(side, &spec("lm-sleeping", task, size, port, "copy"))
     }
 }

@@ -46,7 +46,8 @@ pub use under_tcp::under_tcp;
 /// Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400
 /// real-time datagrams a second, one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its
 /// laws, and with others held to their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost
-/// by the port's measured rate. The same real time beside iperf3's UDP and TCP (`--only iperf3`).
+/// by the port's measured rate. The same real time beside iperf3's UDP and TCP, and beside LM's own messages
+/// (`--only iperf3`).
 /// The cycle test (`--only cycle`): how late a message each millisecond is, and why the slowest was, beside cyclictest in the same seconds.
 /// Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
@@ -299,6 +300,7 @@ fn measure(bed: &Bed, programs: &Programs, how: How, link: BitRate, seconds: f64
             How::Smoothed(law) => Some((law, link)),
             _ => None,
         },
+        streams: false,
     };
     // Words for the far end of a class, and for a near one with these gaps.
     let is_kernels = |which: usize| which > 0 || how == How::Kernel;

@@ -64,6 +64,9 @@ pub struct Outcome {
     /// By a timetable of real-time messages, near: what held others back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) smoothed: Option<Smoothed>,
+    /// By a timetable of real-time messages, far: payload of the messages that came beside them.
+    #[serde(default)]
+    pub(crate) beside_bytes: u64,
     /// By a timetable, far: times from a datagram's sending to its arrival in nanoseconds, and how many had this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) delays: Vec<(u64, u64)>,

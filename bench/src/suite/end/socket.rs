@@ -74,7 +74,7 @@ impl Socket {
 
     /// Sends to the far end's socket from now on.
     pub(super) fn connect(&mut self, endpoint: &mut Endpoint, to: SocketAddrV4) -> Result<(), Failure> {
-        introduce(endpoint, &mut self.socket, to)
+        introduce(endpoint, &mut self.socket, to).map(|_| ())
     }
 
     /// Hands over a message of `len` bytes that begins with its number; `false`: others have to leave before.

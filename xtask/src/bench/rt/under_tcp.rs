@@ -331,6 +331,7 @@ impl Case {
         let real_time = RealTime {
             timetable,
             smoother: Some(("paced", self.link)),
+            streams: false,
         };
         let (far, near) = match self.how {
             How::Lm | How::LmOneWay => (real_time.far(), real_time.near(0)),

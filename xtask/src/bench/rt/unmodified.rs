@@ -1,5 +1,6 @@
-//! **c** beside programs that are not ours: table 4's real time under three `iperf3`, UDP's at the paper's rate or TCP's at any. Nothing is asked:
-//! what of theirs is lost they say themselves, and the books of a run cannot be closed.
+//! **c** beside others that send by themselves: table 4's real time under three `iperf3`, UDP's at the paper's rate or TCP's at any, or under LM's
+//! own messages of a packet each, which their receiver's credit bounds. Nothing is asked: what of theirs is lost they say themselves, and the books
+//! of a run cannot be closed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::super::Unit::{MbitPerSecond, Microseconds, Percent};
 use super::super::{Column, Comparison, Contender, Sample};
-use super::{CLASSES, LEAD_NS, PAYLOAD_LEN, SET_UP_S, Tally, bed_config, now_ns, number};
+use super::{CLASSES, LEAD_NS, PAYLOAD_LEN, SET_UP_S, Tally, bed_config, count, now_ns, number};
 use crate::bed::{Bed, Launch};
 use crate::ends::{RealTime, Timetable};
 use crate::machine::two_cores;
@@ -18,11 +19,12 @@ use crate::workspace::Programs;
 
 const FIRST_PORT: u16 = 5201;
 
-/// What `iperf3` sends.
+/// What `iperf3` sends, or the senders' endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
     Udp,
     Tcp,
+    Lm,
 }
 
 pub(super) fn comparison(link: BitRate, seconds: f64) -> Comparison {
@@ -33,13 +35,15 @@ pub(super) fn comparison(link: BitRate, seconds: f64) -> Comparison {
     };
     Comparison {
         key: "c_beside_iperf3",
-        title: "table 4 beside iperf3, LM's real time lost",
+        title: "table 4 beside iperf3 or LM's messages, LM's real time lost",
         unit: Percent,
         contenders: vec![
             contender("iperf3 -u, paced", Others::Udp, Some("paced")),
             contender("iperf3 -u, no smoother", Others::Udp, None),
             contender("iperf3, TCP, paced", Others::Tcp, Some("paced")),
             contender("iperf3, TCP, no smoother", Others::Tcp, None),
+            contender("LM's messages, paced", Others::Lm, Some("paced")),
+            contender("LM's messages, no smoother", Others::Lm, None),
         ],
         targets: Vec::new(),
         columns: COLUMNS,
@@ -55,7 +59,7 @@ const COLUMNS: &[Column] = &[
     ),
     Column::new(
         "/others/goodput_mbit",
-        "table 4 beside iperf3, iperf3's goodput",
+        "table 4 beside iperf3, goodput of what it is beside",
         MbitPerSecond,
     ),
     Column::new(
@@ -86,6 +90,7 @@ fn measure(
             is_answered: false,
         },
         smoother: smoother.map(|law| (law, link)),
+        streams: others == Others::Lm,
     };
     let lm_bench = programs.path("lm-bench");
     let time_limit = limit.as_secs_f64().to_string();
@@ -102,6 +107,9 @@ fn measure(
     let mut servers = Vec::new();
     for (host, number) in bed.senders().into_iter().zip(0u16..) {
         near.push(host.spawn(end(real_time.near(u64::from(number)), sending))?);
+        if others == Others::Lm {
+            continue;
+        }
         let port = (FIRST_PORT + number).to_string();
         let server =
             launch(iperf3, receiving).args(["--server", "--one-off", "--forceflush", "--port", &port]);
@@ -121,7 +129,7 @@ fn measure(
             Others::Udp => client
                 .args(["--udp", "--length", &PAYLOAD_LEN.to_string()])
                 .args(["--bitrate", &format!("{rate:.0}")]),
-            Others::Tcp => client,
+            Others::Tcp | Others::Lm => client,
         };
         clients.push(host.spawn(client)?);
     }
@@ -129,16 +137,21 @@ fn measure(
     for near in near {
         tally.add_sender(&near.finish()?.json()?)?;
     }
-    tally.add_receiver(&far.finish()?.json()?)?;
+    let far = far.finish()?.json()?;
+    tally.add_receiver(&far)?;
     let printed = clients.into_iter().map(|client| client.finish()?.json());
     let printed = printed.collect::<Result<Vec<_>>>()?;
     for server in servers {
         server.finish()?;
     }
     let real_time = tally.to_json(seconds);
+    let others = match others {
+        Others::Lm => json!({"goodput_mbit": count(&far, "/beside_bytes")? as f64 * 8.0 / seconds / 1e6}),
+        Others::Udp | Others::Tcp => of_iperf3(&printed)?,
+    };
     Ok(Sample {
         value: number(&real_time, "/lost_percent").context("no real-time datagram was due")?,
-        report: json!({"real_time": real_time, "others": of_iperf3(&printed)?, "iperf3": printed}),
+        report: json!({"real_time": real_time, "others": others, "iperf3": printed}),
     })
 }
 
