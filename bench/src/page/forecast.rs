@@ -73,9 +73,9 @@ impl Forecast {
         let both = |measured: fn(&Run) -> f64, by_model: fn(&Run) -> f64| {
             vec![
                 line("LM, all at once", false, measured),
-                line("LM, by the model", false, by_model),
-                line("whole, measured", true, measured),
-                line("whole, by the model", true, by_model),
+                line("LM, model", false, by_model),
+                line("whole", true, measured),
+                line("whole, model", true, by_model),
             ]
         };
         let latency = both(|run| run.times.latency_ns / 1e6, |run| run.predicted_ns / 1e6);
