@@ -42,6 +42,15 @@ fn socket(endpoint: &mut Endpoint) -> (RealTime, RtSocket) {
     (real_time, socket)
 }
 
+/// Has a socket send to the other end, which knows it by its greeting then.
+fn connect(socket: &mut RtSocket, near: &mut Endpoint, far: &mut Endpoint) {
+    let peer = veth::peer(near, far.local());
+    socket.connect(near, peer, 1).expect("frames");
+    while far.try_recv().expect("a message").is_none() {
+        near.poll();
+    }
+}
+
 /// What `tc` shows of `va`.
 fn qdiscs() -> String {
     let output = Command::new("tc").args(["qdisc", "show", "dev", "va"]).output();
@@ -120,12 +129,7 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
         let second = real_time
             .socket(&mut near, 2, &SocketConfig::default())
             .expect("free");
-        let peer = veth::peer(&mut near, far.local());
-        socket.connect(&mut near, peer, 1).expect("frames");
-        // The greeting.
-        while far.try_recv().expect("a message").is_none() {
-            near.poll();
-        }
+        connect(&mut socket, &mut near, &mut far);
         // λ rises by 20 packets a second in 10 ms; looked at in windows, the first of which begins when both run.
         let begun = Instant::now();
         let (mut next, mut windows, mut window) = (begun, Vec::new(), None::<Window>);
@@ -374,12 +378,7 @@ fn what_waits_for_its_program_is_not_delayed() {
         let mut socket = of_near
             .socket(&mut near, 1, &SocketConfig::default())
             .expect("free");
-        let peer = veth::peer(&mut near, far.local());
-        socket.connect(&mut near, peer, 1).expect("frames");
-        // The greeting.
-        while far.try_recv().expect("a message").is_none() {
-            near.poll();
-        }
+        connect(&mut socket, &mut near, &mut far);
         let mut infos = Vec::new();
         for waits in [Duration::ZERO, WAITS] {
             socket.send(&[1; 64], SendOptions::default()).expect("room");
