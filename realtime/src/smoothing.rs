@@ -110,10 +110,15 @@ impl Smoothing {
                     smoother.lost(lost, now);
                 }
                 smoother.delayed(delay, now);
-                if smoother.rate() != before
-                    && let Some(follower) = locked(&self.kernel).running.upgrade()
-                {
-                    follower.wake();
+                if smoother.rate() != before {
+                    tracing::debug!(
+                        packets_per_second = smoother.rate().credits_per_second(),
+                        signals = smoother.signals(),
+                        "a loss or a delay lowers the smoother's rate"
+                    );
+                    if let Some(follower) = locked(&self.kernel).running.upgrade() {
+                        follower.wake();
+                    }
                 }
             }
             Source::Daemons(lease) => lease.with(|credits| {

@@ -410,7 +410,7 @@ impl Measured {
         let near = self.near_only();
         for (number, (name, summary, _)) in self.results.iter().enumerate() {
             let times = |ratio: Option<Summary>| {
-                let ratio = ratio.filter(|_| number > 0);
+                let ratio = ratio.filter(|ratio| number > 0 && ratio.median.is_finite());
                 ratio.map_or_else(String::new, |ratio| format!("{:.2} ×", ratio.median))
             };
             table.row([
