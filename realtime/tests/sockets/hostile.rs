@@ -215,6 +215,74 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
     }
 }
 
+/// Fragments of sixteen flows that no block is enough for, and reports of losses, in each round: small messages of the same host come in as many
+/// rounds as without them, twice as many at most.
+#[test]
+fn floods_of_real_time_hold_up_no_small_message() {
+    const PER_ROUND: u64 = 24;
+    let p99 = |is_flooded: bool| {
+        let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
+        let mut bed = Bed::new(Semantics::Copy, 12, &with_blocks(), Some(link));
+        bed.calm();
+        let (mut rounds, mut flooded) = (Vec::new(), 0);
+        let mut flood = |bed: &Bed| {
+            for _ in 0..if is_flooded { PER_ROUND } else { 0 } {
+                let (flow, fragment) = (flooded % 16, flooded / 16);
+                let packet = RealTimePacket {
+                    message: (fragment / 255) as u32,
+                    index: (fragment % 255) as u16,
+                    count: 256,
+                    deadline: None,
+                    sent_at: bed.world.now(),
+                    message_len: 256 * 100,
+                    offset: (fragment % 255 * 100) as u32,
+                    port: PORT,
+                    priority: 0,
+                    clock: Clock::Host,
+                    payload: &[0x66; 100],
+                };
+                let payload = [packet.payload, &packet.tail()].concat();
+                inject_typed(bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+                let (words, bytes) = report().write();
+                inject_typed(bed, 0, (TYPE_RT_REPORT, flooded, words), &bytes);
+                flooded += 1;
+            }
+        };
+        for number in 0..300 {
+            // The link has few packets of messages at a time.
+            loop {
+                flood(&bed);
+                if bed.world.ends[0]
+                    .try_send_copy(bed.peer, &[7; 64], number)
+                    .is_ok()
+                {
+                    break;
+                }
+                bed.round();
+            }
+            let mut took = 1;
+            // The greeting has another tag.
+            while !(bed.world.ends[1].try_recv().expect("a message"))
+                .is_some_and(|message| message.len() == 64 && message.tag() == number)
+            {
+                flood(&bed);
+                bed.round();
+                took += 1;
+            }
+            rounds.push(took);
+            while bed.world.ends[0].try_completion().is_some() {}
+        }
+        let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
+        assert!(sender.refused_reports >= flooded / 2, "{sender:?} of {flooded}");
+        assert!(receiver.no_block >= flooded / 4, "{receiver:?} of {flooded}");
+        rounds.sort();
+        (rounds[rounds.len() * 99 / 100], flooded)
+    };
+    let ((calm, none), (flooded, packets)) = (p99(false), p99(true));
+    assert!((none, packets > 7000) == (0, true), "{packets}");
+    assert!(flooded <= 2 * calm, "{flooded} rounds instead of {calm}");
+}
+
 /// A packet of an extension's type for host `to`, from the other one.
 fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32; 3]), payload: &[u8]) {
     let header = LmHeader::Extension {
