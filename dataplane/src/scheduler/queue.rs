@@ -79,8 +79,8 @@ impl<T: TxQueue> Transmit<T> {
         self.limits[0] / 4
     }
 
-    /// Small packets and flows leave here, too: whatever fills the queue, classes before it find a descriptor, and flows so many. Beside flows messages have no more than `messages` on the queue, or, where that is not said, bulk
-    /// no more than a burst, so that they wait for no more.
+    /// Small packets and flows leave here, too: whatever fills the queue, classes before it find a descriptor, and flows so many. Beside flows
+    /// messages have no more than `messages` on the queue, or, where that is not said, bulk no more than a burst: flows wait for no more.
     pub(super) fn reserve(&mut self, descriptors: u32, messages: Option<u32>) {
         self.limit(KEPT.min(self.limits[0] / 8), descriptors, messages);
     }
