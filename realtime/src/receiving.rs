@@ -19,6 +19,8 @@ use crate::statistics::Counts;
 /// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
 const FLOWS_MAX: usize = 16;
 
+/// What a packet waits for its program: for longer, and the clock is another one than that of its stamp.
+const WAITED_MOST: Duration = Duration::from_secs(10);
 /// Flows without a socket whose senders are told in a report's period: packets of more are not answered.
 const TOLD_MAX: usize = 16;
 
@@ -245,7 +247,8 @@ impl Handler for Receiving {
         let incoming = self.flow(id, &packet, now);
         // Of the host's clock: it is ours where the sender is declared to be of this host. Others nothing keeps equal to ours yet.
         let is_one_clock = packet.clock == Clock::Host && state.same_host;
-        let waited = (arrived.stamp()).map_or(Duration::ZERO, |stamp| host_now.since(stamp));
+        let waited = arrived.stamp().map(|stamp| host_now.since(stamp));
+        let waited = waited.filter(|waited| *waited < WAITED_MOST).unwrap_or_default();
         let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now);
         let Arrival::Whole {
             late, lost, delay, ..
