@@ -7,9 +7,9 @@
 //! | | `paper` | `paced` |
 //! |---|---|---|
 //! | credits come | CBD at once, each RP | one by one, at λ = CBD/RP; at most 2, or what 100 µs bring, are kept |
-//! | signal | loss | loss, or delay of real-time packets above a limit |
+//! | signal | loss | loss, or delay of real-time packets above a limit, of all for 5 ms |
 //! | signalled | RP doubles at the next refresh | λ falls by 10 % at once, at most once in RP0 |
-//! | not signalled | RP falls by ΔRP at a refresh | λ rises by λ0/200 at a refresh, each RP0, if others waited |
+//! | not signalled | RP falls by ΔRP at a refresh | λ rises by λ0/200 at a refresh, each RP0, if others waited; behind refreshes in which none did it is lower by that for each, down to λ0/2 |
 //!
 //! `paper` learns by losing, and what is lost is as often real-time as not. `paced` sees the queue of a port that others fill, before it is full.
 //!
@@ -97,6 +97,8 @@ pub struct Smoother<C = Box<Credits>> {
     /// A signal came since the last refresh; at `paced`, one that counted.
     is_signalled: bool,
     signals: u64,
+    /// Refreshes, up to now, in which no others waited.
+    unwanted: u32,
     /// Before this moment a signal is about what left before the last one.
     deaf_until: Time,
     /// Delay of real-time packets that is no signal.
@@ -148,6 +150,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
             tolerated_at: credits.as_ref().sent.load(Relaxed),
             is_signalled: false,
             signals: 0,
+            unwanted: 0,
             deaf_until: Time::ZERO,
             delay_limit: Duration::from_secs(1) * DELAY_FRAMES / link_frames,
             credits,
@@ -184,8 +187,9 @@ impl<C: AsRef<Credits>> Smoother<C> {
         }
     }
 
-    /// A real-time packet was on its way for so much longer than the fastest one of its flow: what it waited for. (Its whole time has a frame
-    /// time for each link; with four as the limit, two frames at a port would be a signal.)
+    /// Each real-time packet of a [report](crate::wire::lm::RtReport) was on its way for so much longer than the fastest one of its flow: what it
+    /// waited for. (Its whole time has a frame time for each link; with four as the limit, two frames at a port would be a signal. One that
+    /// waited alone is none: a host is held up for a moment, a queue stands.)
     pub fn delayed(&mut self, delay: Duration, now: Time) {
         if self.rate.law == Law::Paced && delay > self.delay_limit {
             self.advance(now);
@@ -268,14 +272,19 @@ impl<C: AsRef<Credits>> Smoother<C> {
                 };
                 rate.credits_per_second = self.parameters.credits_per_second(rate.refresh_period);
             }
-            Law::Paced if is_wanted && !self.is_signalled => {
+            Law::Paced if !is_wanted => self.unwanted = self.unwanted.saturating_add(1),
+            Law::Paced => {
                 let initial = self.parameters.credits_per_second(self.parameters.refresh_period);
-                let raised = rate
-                    .credits_per_second
-                    .saturating_add((initial / PACED_STEPS).max(1));
-                rate.credits_per_second = raised.min(self.parameters.paced_bounds().1);
+                let (step, lambda) = ((initial / PACED_STEPS).max(1), rate.credits_per_second);
+                rate.credits_per_second = match core::mem::take(&mut self.unwanted) {
+                    _ if self.is_signalled => lambda,
+                    0 => lambda.saturating_add(step).min(self.parameters.paced_bounds().1),
+                    // Others may have taken meanwhile what was not used.
+                    pause => lambda
+                        .saturating_sub(step.saturating_mul(pause))
+                        .max(lambda.min(initial / 2)),
+                };
             }
-            Law::Paced => {}
         }
         self.is_signalled = false;
         self.credits().set_rate(&self.rate);

@@ -36,7 +36,7 @@ fn the_bytes_are_those_of_the_picture() {
         whole: 8,
         late: 7,
         lost: 6,
-        delay_max: Duration::from_nanos(5),
+        delay: Duration::from_nanos(5),
         interval: Duration::from_micros(4),
         port: 3,
         refused: true,

@@ -63,7 +63,8 @@ pub(crate) struct Incoming {
     least: Least,
     /// What the newest message took, as far as clocks tell.
     on_the_way: Option<i128>,
-    delay_max: Duration,
+    /// The least delay since the last report.
+    delay: Option<Duration>,
     /// When the newest message was sent, as its sender said, and when it came.
     sent_at: Time,
     came_at: Time,
@@ -85,7 +86,7 @@ impl Incoming {
             lost_new: 0,
             least: Least::default(),
             on_the_way: None,
-            delay_max: Duration::ZERO,
+            delay: None,
             sent_at: Time::ZERO,
             came_at: now,
             reported_at: now,
@@ -121,7 +122,7 @@ impl Incoming {
         let lost = std::mem::take(&mut self.lost_since);
         self.whole = self.whole.wrapping_add(1);
         self.late = self.late.wrapping_add(u32::from(late.is_some()));
-        self.delay_max = self.delay_max.max(delay);
+        self.delay = Some(self.delay.map_or(delay, |before| before.min(delay)));
         (self.sent_at, self.came_at) = (packet.sent_at, now);
         self.report_by(self.reported_at + REPORT_PERIOD, now);
         Arrival::Whole {
@@ -184,7 +185,7 @@ impl Incoming {
             whole: self.whole,
             late: self.late,
             lost: self.lost,
-            delay_max: std::mem::take(&mut self.delay_max),
+            delay: self.delay.take().unwrap_or_default(),
             interval: now.since(self.reported_at),
             port: self.port,
             refused: false,
@@ -257,7 +258,8 @@ mod tests {
             (report.newest, report.whole, report.late, report.lost),
             (2, 2, 0, 2)
         );
-        assert_eq!(report.delay_max, Duration::from_micros(50));
+        // One of the two did not wait.
+        assert_eq!(report.delay, Duration::ZERO);
         assert_eq!(
             (report.sent_at, report.held),
             (at(1000), Duration::from_micros(10))
@@ -267,7 +269,8 @@ mod tests {
             incoming.came(&packet(3, 8000), true, (at(9000), Duration::ZERO), at(9000)),
             whole(Some(500), 0, 900, 1000, Some(850))
         );
-        assert_eq!(incoming.report(at(9000)).map(|report| report.late), Some(1));
+        let report = incoming.report(at(9000)).expect("it is due");
+        assert_eq!((report.late, report.delay), (1, Duration::from_micros(900)));
     }
 
     #[test]

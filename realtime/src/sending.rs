@@ -374,7 +374,7 @@ impl Handler for Reports {
         let report = RtReport::read(packet.words(), packet.payload()).ok();
         let taken = (flow.zip(report)).and_then(|((_, flow), report)| match report.refused {
             true => flow.refuse(&report).then_some((0, Duration::ZERO)),
-            false => Some((flow.take(&report)?, report.delay_max)),
+            false => Some((flow.take(&report)?, report.delay)),
         });
         let Some((lost, delay)) = taken else {
             self.0.refused_reports.fetch_add(1, Ordering::Relaxed);
@@ -394,7 +394,7 @@ mod tests {
             whole,
             late,
             lost,
-            delay_max: Duration::from_secs(1),
+            delay: Duration::from_secs(1),
             interval: Duration::ZERO,
             port: 9,
             refused: false,

@@ -96,6 +96,7 @@ struct Bucket {
     others: i64,
     is_cut: bool,
     is_wanted: bool,
+    unwanted: u64,
 }
 
 const REFRESH_NS: u64 = 10_000_000;
@@ -119,10 +120,14 @@ impl Bucket {
         if now_ns < self.next_refresh_ns {
             return;
         }
-        if self.is_wanted && !self.is_cut {
+        match (self.is_wanted, self.unwanted) {
+            (false, _) => self.unwanted += 1,
+            (true, _) if self.is_cut => {}
             // 0.97 of 8127 frames a second.
-            self.lambda = (self.lambda + 20).min(7883);
+            (true, 0) => self.lambda = (self.lambda + 20).min(7883),
+            (true, pause) => self.lambda = self.lambda.saturating_sub(20 * pause).max(self.lambda.min(2000)),
         }
+        self.unwanted *= u64::from(!self.is_wanted);
         (self.is_cut, self.is_wanted) = (false, false);
         self.next_refresh_ns += REFRESH_NS;
         if self.next_refresh_ns <= now_ns {
@@ -222,6 +227,7 @@ proptest! {
             others: 0,
             is_cut: false,
             is_wanted: false,
+            unwanted: 0,
         };
         let mut now_ns = start_ns;
         for (gap_ns, event) in events {
@@ -353,17 +359,26 @@ fn what_did_not_leave_is_given_back() {
 }
 
 #[test]
-fn a_rate_that_nobody_waits_for_is_not_raised() {
+fn a_rate_that_nobody_waited_for_is_lower_afterwards() {
     let mut smoother = Smoother::new(table_3(Law::Paced), Time::ZERO).unwrap();
-    let mut rate_after = |millis| {
-        smoother.advance(Time::from_millis(millis));
-        let rate = smoother.rate().credits_per_second();
-        smoother.credits().others_wait();
-        rate
+    let mut rate_after = |periods: std::ops::Range<u64>, others_wait: bool| {
+        for period in periods {
+            smoother.advance(Time::from_millis(10 * period));
+            if others_wait {
+                smoother.credits().others_wait();
+            }
+        }
+        smoother.rate().credits_per_second()
     };
-    assert_eq!(rate_after(10), 4000);
-    assert_eq!(rate_after(20), 4020);
-    assert_eq!(rate_after(25), 4020);
+    // Nobody waits in the first two periods, all do in the third and fourth.
+    assert_eq!(rate_after(1..3, false), 4000);
+    assert_eq!(rate_after(3..4, true), 4000);
+    assert_eq!(rate_after(4..5, true), 3940);
+    assert_eq!(rate_after(5..6, false), 3960);
+    // Half of the first rate is left after however long.
+    assert_eq!(rate_after(6..400, false), 3960);
+    assert_eq!(rate_after(400..402, true), 2000);
+    assert_eq!(rate_after(402..403, true), 2020);
 }
 
 #[test]

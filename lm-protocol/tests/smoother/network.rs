@@ -161,14 +161,14 @@ struct Flow {
     lost: u64,
     /// Of the fastest packet: what all others took longer is what they waited.
     delay_least_ns: u64,
-    delay_max_ns: u64,
+    delay_ns: Option<u64>,
     has_news: bool,
 }
 
 struct Report {
     arrives_ns: u64,
     lost: u64,
-    delay_max_ns: u64,
+    delay_ns: u64,
 }
 
 struct Host {
@@ -531,7 +531,8 @@ impl Host {
         let flow = &mut self.flow;
         let delay_ns = now_ns - frame.sent_ns;
         flow.delay_least_ns = flow.delay_least_ns.min(delay_ns);
-        flow.delay_max_ns = flow.delay_max_ns.max(delay_ns - flow.delay_least_ns);
+        let waited_ns = delay_ns - flow.delay_least_ns;
+        flow.delay_ns = Some(flow.delay_ns.map_or(waited_ns, |before| before.min(waited_ns)));
         let missing = frame.number - flow.newest - 1;
         flow.newest = frame.number;
         flow.lost += missing;
@@ -545,11 +546,10 @@ impl Host {
         self.reports.push_back(Report {
             arrives_ns: now_ns + REPORT_DELAY_NS,
             lost: self.flow.lost,
-            delay_max_ns: self.flow.delay_max_ns,
+            delay_ns: self.flow.delay_ns.take().unwrap_or_default(),
         });
         self.due_ns[Event::Report as usize] = self.reports[0].arrives_ns;
         self.flow.has_news = false;
-        self.flow.delay_max_ns = 0;
     }
 
     fn reported(&mut self, now_ns: u64) {
@@ -563,7 +563,7 @@ impl Host {
             if lost > 0 {
                 smoother.lost(lost, now);
             }
-            smoother.delayed(Duration::from_nanos(report.delay_max_ns), now);
+            smoother.delayed(Duration::from_nanos(report.delay_ns), now);
         });
     }
 

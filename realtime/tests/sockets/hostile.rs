@@ -22,7 +22,7 @@ fn report() -> RtReport {
         whole: 0,
         late: 0,
         lost: 1,
-        delay_max: Duration::from_secs(1),
+        delay: Duration::from_secs(1),
         interval: Duration::ZERO,
         port: PORT,
         refused: false,

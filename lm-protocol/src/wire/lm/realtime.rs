@@ -168,7 +168,7 @@ impl<'a> RealTimePacket<'a> {
 /// ```text
 ///  0       1       2       4      12        16      20     24     28          32          36   38  40        48        56
 /// +-------+-------+-------+------+---------+-------+------+------+-----------+-----------+----+---+---------+---------+--------+
-/// |ver|  9|   2   |  32   | flow | newest  | whole | late | lost | delay_max | interval  |port|ref| sent_at | held_ns | digest |
+/// |ver|  9|   2   |  32   | flow | newest  | whole | late | lost | delay     | interval  |port|ref| sent_at | held_ns | digest |
 /// +-------+-------+-------+------+---------+-------+------+------+-----------+-----------+----+---+---------+---------+--------+
 /// ```
 ///
@@ -183,8 +183,8 @@ pub struct RtReport {
     pub late: u32,
     /// Messages that did not come.
     pub lost: u32,
-    /// The longest queueing delay since the report before: above the least of the flow, in nanoseconds.
-    pub delay_max: Duration,
+    /// Queueing delay of the packet that waited least since the report before: above the least of the flow, in nanoseconds.
+    pub delay: Duration,
     /// Time since the report before, in microseconds.
     pub interval: Duration,
     /// The receiving socket.
@@ -201,7 +201,7 @@ pub struct RtReport {
 #[repr(C)]
 struct ReportBytes {
     lost: U32,
-    delay_max_ns: U32,
+    delay_ns: U32,
     interval_us: U32,
     port: U16,
     refused: U16,
@@ -220,7 +220,7 @@ impl RtReport {
             whole: 0,
             late: 0,
             lost: 0,
-            delay_max: Duration::ZERO,
+            delay: Duration::ZERO,
             interval: Duration::ZERO,
             port: packet.port,
             refused: true,
@@ -234,7 +234,7 @@ impl RtReport {
         let capped = |value: u128| u32::try_from(value).unwrap_or(u32::MAX);
         let bytes = ReportBytes {
             lost: self.lost.into(),
-            delay_max_ns: capped(self.delay_max.as_nanos()).into(),
+            delay_ns: capped(self.delay.as_nanos()).into(),
             interval_us: capped(self.interval.as_micros()).into(),
             port: self.port.into(),
             refused: u16::from(self.refused).into(),
@@ -256,7 +256,7 @@ impl RtReport {
             whole,
             late,
             lost: bytes.lost.get(),
-            delay_max: Duration::from_nanos(bytes.delay_max_ns.get().into()),
+            delay: Duration::from_nanos(bytes.delay_ns.get().into()),
             interval: Duration::from_micros(bytes.interval_us.get().into()),
             port: bytes.port.get(),
             refused: bytes.refused.get() & 1 != 0,
