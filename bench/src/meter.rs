@@ -25,8 +25,6 @@ pub struct Meter {
     pub bytes: u64,
     /// Messages done.
     pub messages: u64,
-    /// Payload bytes of messages under way: released and not confirmed, or written and not whole.
-    pub under_way: u64,
     began: Instant,
     look_at: Instant,
     stats: Option<Stats>,
@@ -63,7 +61,6 @@ impl Meter {
             latency,
             bytes: 0,
             messages: 0,
-            under_way: 0,
             began: now,
             look_at: now,
             stats,
@@ -82,8 +79,9 @@ impl Meter {
         }
     }
 
-    /// Shows what is due. `drops` is asked only when a line is printed.
-    pub fn tick(&mut self, now: Instant, drops: impl FnOnce() -> u64) {
+    /// Shows what is due. What is `seen` is asked only when a line is printed: how far each station is, up to the one that
+    /// [`bytes`](Self::bytes) says, and all drops.
+    pub fn tick(&mut self, now: Instant, seen: impl FnOnce() -> (String, u64)) {
         if now < self.look_at {
             return;
         }
@@ -98,13 +96,12 @@ impl Meter {
         }
         let elapsed = now.duration_since(stats.since).as_secs_f64();
         let rate = gbit_per_s(self.bytes - stats.bytes, elapsed);
+        let (stations, drops) = seen();
         let line = format!(
-            "{:.1} s, {} in {} messages, {} under way, {rate:.3} Gbit/s, {} drops",
+            "{:.1} s, {stations} {} in {} messages, {rate:.3} Gbit/s, {drops} drops",
             now.duration_since(self.began).as_secs_f64(),
             approximate(self.bytes),
             self.messages,
-            approximate(self.under_way),
-            drops()
         );
         stats.since = now;
         stats.bytes = self.bytes;
@@ -201,7 +198,7 @@ mod tests {
             meter.bytes += 1000;
             meter.tick(now + Duration::from_millis(ms), || {
                 lines += 1;
-                0
+                (String::new(), 0)
             });
         }
         assert_eq!(lines, 4);

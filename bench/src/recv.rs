@@ -262,9 +262,19 @@ impl Tool {
             self.receiver.poll_timeout(now, self.options.link.patience);
             self.send_replies();
             self.tell();
-            self.meter.under_way = self.receiver.shown_bytes();
-            let endpoint = &self.endpoint;
-            self.meter.tick(now, || link::drop_count(endpoint));
+            let (endpoint, receiver, arriving) = (&self.endpoint, &self.receiver, &self.arriving);
+            self.meter.tick(now, || {
+                let counters = endpoint.counters();
+                let landed = counters.landing_packets + counters.fragments_one_copy;
+                let whole = receiver.totals().bytes;
+                let written = whole + receiver.shown_bytes();
+                let shown = arriving.iter().flat_map(Incoming::shown);
+                // What is written was shown, though its message may be settled, and no longer be arriving.
+                let shown = written.max(whole + shown.map(|range| range.end - range.start).sum::<u64>());
+                let (shown, written) = (approximate(shown), approximate(written));
+                let stations = format!("landed {landed} fragments, shown {shown}, written {written}, whole");
+                (stations, link::drop_count(endpoint))
+            });
             if self
                 .options
                 .count

@@ -13,6 +13,7 @@ use crate::cli::{self, DeliveryOption, Failure, Pipeline};
 use crate::input::RANGES_PER_READ;
 use crate::link;
 use crate::output::describe;
+use crate::size::approximate;
 use crate::transfer::WHOLE_MAX;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
 use crate::transfer::wire::{CONTROL_TAG, Control, Digest, Refusal, TransferId};
@@ -139,9 +140,13 @@ impl Tool {
             let _ = link::try_send_control(&mut self.endpoint, self.peer, &control);
             worked = true;
         }
-        self.meter.under_way = self.released.saturating_sub(self.meter.bytes);
-        let endpoint = &self.endpoint;
-        self.meter.tick(now, || link::drop_count(endpoint));
+        let (endpoint, read, released) = (&self.endpoint, self.read, self.released);
+        self.meter.tick(now, || {
+            let (read, released) = (approximate(read), approximate(released));
+            let sent = endpoint.counters().data_packets_sent;
+            let stations = format!("read {read}, released {released}, sent {sent} fragments, confirmed");
+            (stations, link::drop_count(endpoint))
+        });
         Ok(worked)
     }
 
@@ -171,6 +176,7 @@ impl Tool {
                     .send(region, piece.tag)
                     .map_err(|error| Failure::new(cli::chain(&error)))?;
                 self.in_flight += 1;
+                self.read += len;
                 self.released += len;
                 outgoing.handed(len, Instant::now());
                 if len < piece.len {
@@ -205,7 +211,10 @@ impl Tool {
             let ranges = behind(&mut writer, read).take(RANGES_PER_READ);
             match input.fill(ranges, piece.offset + read, &mut || true) {
                 Ok(0) => return Err(self.became_shorter()),
-                Ok(part) => read += part,
+                Ok(part) => {
+                    read += part;
+                    self.read += part;
+                }
                 Err(error) => return Err(self.cannot_read(&error)),
             }
             let before = writer.released();

@@ -58,7 +58,8 @@ struct Tool {
     meter: Meter,
     interrupt: Interrupt,
     in_flight: u32,
-    /// Payload bytes that have left, or may.
+    /// Payload bytes that are read of the input, and those that have left, or may.
+    read: u64,
     released: u64,
     /// Messages and payload bytes of complete transfers.
     ended_messages: u64,
@@ -120,6 +121,7 @@ impl Tool {
             meter,
             interrupt,
             in_flight: 0,
+            read: 0,
             released: 0,
             ended_messages: 0,
             ended_bytes: 0,
