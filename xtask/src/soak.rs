@@ -24,9 +24,9 @@ const LONG_VARIABLE: &str = "LM_LONG";
 /// Run random beds under random impairments on the simulated NIC, seed after seed.
 ///
 /// Each seed is a bed of two hosts, a load and everything that goes wrong: loss, duplication, reordering, delay, foreign
-/// packets, corrupt bytes, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
-/// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
-/// first failure and says how to repeat it. Needs no root.
+/// packets, corrupt bytes, exhausted rings, writers that pause or give up, hosts that pause or die. Checked is that every
+/// delivered message is the one that was sent, every other one was reported, all memory came back and every packet is accounted
+/// for. Stops at the first failure and says how to repeat it. Needs no root.
 ///
 /// The packets, events and messages of the first 2000 seeds must be those that were recorded, hash by hash; with --traces, all of these
 /// seeds run and all simulated tests as well. A change that is meant to do something else is recorded with --record.

@@ -10,6 +10,7 @@
 mod books;
 mod plan;
 mod run;
+mod writing;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -88,6 +89,8 @@ pub(crate) struct Report {
     pub(crate) delivered: u64,
     /// Reported to their senders as not delivered.
     pub(crate) reported: u64,
+    /// Those of them that their writers gave up.
+    pub(crate) aborted: u64,
     pub(crate) sessions: u64,
     pub(crate) packets: u64,
     pub(crate) violations: u64,
@@ -179,6 +182,7 @@ fn seeds_settle() {
                 );
                 sum.delivered += report.delivered;
                 sum.reported += report.reported;
+                sum.aborted += report.aborted;
                 sum.violations += report.violations;
                 sum.astray += report.astray;
                 sum.changed_over += report.changed_over;
@@ -198,6 +202,7 @@ fn seeds_settle() {
         assert!(
             sum.delivered > 100
                 && sum.reported > 10
+                && sum.aborted > 10
                 && sum.violations > 3
                 && sum.astray > 0
                 && sum.changed_over > 0,

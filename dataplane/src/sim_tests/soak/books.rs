@@ -16,6 +16,10 @@ impl Run {
             if sender.dead {
                 continue;
             }
+            let is_contradicted = |tag, outcome: &Outcome| match sender.given_up.contains(tag) {
+                true => *outcome == Outcome::Delivered || receiver.received.contains(tag),
+                false => *outcome == Outcome::Aborted,
+            };
             for (tag, outcome) in &sender.sent {
                 match outcome {
                     // Confirmed, and its application died before it took it.
@@ -23,6 +27,12 @@ impl Run {
                         return Err(format!("message {tag:#x} was confirmed and not delivered"));
                     }
                     None => return Err(format!("message {tag:#x} has no completion")),
+                    Some(outcome) if is_contradicted(tag, outcome) => {
+                        let whether = if sender.given_up.contains(tag) { "" } else { "not " };
+                        return Err(format!(
+                            "message {tag:#x} was {whether}given up, and ended as {outcome:?}"
+                        ));
+                    }
                     _ => {}
                 }
             }

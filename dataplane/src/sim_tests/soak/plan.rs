@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub(super) detour: Option<(usize, u64)>,
     /// Until when after the start each host's places for sessions that land are taken, where its sender begins by the one-copy path.
     pub(super) full_until: Option<[u64; 2]>,
+    /// Every second message that is not empty is sent while it is written.
+    pub(super) writes: bool,
     /// Both hosts read messages while they arrive.
     pub(super) reads: bool,
     /// How long an application keeps a message, at most.
@@ -48,7 +50,7 @@ pub(super) fn dice(seed: u64) -> Dice {
     Dice(u64::from_le_bytes(mixed.try_into().expect("eight bytes")) | 1)
 }
 
-fn pick<T: Copy>(dice: &mut Dice, choices: &[T]) -> T {
+pub(super) fn pick<T: Copy>(dice: &mut Dice, choices: &[T]) -> T {
     choices[dice.roll(choices.len() as u64) as usize]
 }
 
@@ -261,6 +263,8 @@ impl Plan {
             death,
             detour,
             full_until,
+            // Not by the dice.
+            writes: mode == WireMode::Lm && seed.is_multiple_of(3),
             reads: soak.reading,
             keep_max_ns: pick(dice, &[0, 100_000, 20_000_000]),
             bed,

@@ -8,6 +8,7 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::landing::PLACES;
 
 use super::plan::{self, Plan};
+use super::writing::Written;
 use super::{LIMIT_NS, Report};
 use crate::arena::pages_len;
 use crate::bounds::GENERAL_FRAMES;
@@ -43,6 +44,9 @@ pub(super) struct Application {
     /// Tag and length.
     to_send: VecDeque<(u64, usize)>,
     unsent: Option<(SendRegion, u64)>,
+    pub(super) written: Vec<Written>,
+    /// Tags of those that their writers gave up.
+    pub(super) given_up: BTreeSet<u64>,
     /// How each message that was accepted ended.
     pub(super) sent: BTreeMap<u64, Option<Outcome>>,
     is_connecting: bool,
@@ -52,7 +56,7 @@ pub(super) struct Application {
     pub(super) received: BTreeSet<u64>,
     /// The last of those that came in a session.
     last_landed: Option<u64>,
-    incomplete: u64,
+    aborted: u64,
     pub(super) held: Vec<(Message, u64)>,
     /// What it reads while it arrives.
     reads: Vec<Read>,
@@ -73,6 +77,8 @@ pub(super) struct Run {
     idle: u32,
     /// Whether each host's places are taken.
     dice: Dice,
+    /// Of its own, so that what else a seed decides is the same with and without.
+    pub(super) write_dice: Dice,
 }
 
 pub(super) fn payload(seed: u64, tag: u64, len: usize) -> Vec<u8> {
@@ -90,13 +96,15 @@ impl Run {
                 .map(|(number, &len)| (((host as u64) << 32) + number as u64, len))
                 .collect(),
             unsent: None,
+            written: Vec::new(),
+            given_up: BTreeSet::new(),
             sent: BTreeMap::new(),
             is_connecting: false,
             connects: 0,
             connect_after_ns: 0,
             received: BTreeSet::new(),
             last_landed: None,
-            incomplete: 0,
+            aborted: 0,
             held: Vec::new(),
             reads: Vec::new(),
             read_early: 0,
@@ -145,6 +153,7 @@ impl Run {
             rounds: 0,
             idle: 0,
             dice: plan::dice(!seed),
+            write_dice: plan::dice(seed ^ 0x7772_6974_6572),
         }
     }
 
@@ -209,7 +218,7 @@ impl Run {
         let mut work = 0;
         for host in [0, 1] {
             if is_awake[host] {
-                work += self.send(host)?;
+                work += self.send(host)? + self.write(host);
             }
         }
         self.bed.wire.advance(self.bed.now_ns);
@@ -263,7 +272,17 @@ impl Run {
                     let Some(&(tag, len)) = application.to_send.front() else {
                         return Ok(work);
                     };
-                    let mut region = match engine.loan(application.peer, len as u64) {
+                    let is_written = self.plan.writes && tag % 2 == 1 && len > 0;
+                    let loaned = match is_written {
+                        true => (engine.begin(application.peer, len as u64, tag, now_ns)).map(|writer| {
+                            let payload = payload(self.seed, tag, len);
+                            let written = Written::new(tag, writer, payload, &mut self.write_dice);
+                            application.written.push(written);
+                            None
+                        }),
+                        false => engine.loan(application.peer, len as u64).map(Some),
+                    };
+                    let region = match loaned {
                         Ok(region) => region,
                         Err(error) if is_back_pressure(&error) => return Ok(work),
                         Err(LoanError::NoSession) => {
@@ -273,6 +292,11 @@ impl Run {
                         Err(error) => return Err(format!("host {host} cannot loan {len} bytes: {error}")),
                     };
                     application.to_send.pop_front();
+                    let Some(mut region) = region else {
+                        application.sent.insert(tag, None);
+                        work += 1;
+                        continue;
+                    };
                     fill(&mut region, &payload(self.seed, tag, len));
                     (region, tag)
                 }
@@ -382,7 +406,13 @@ impl Run {
                         .held
                         .push((message, self.bed.now_ns + kept_ns));
                 }
-                Err(RecvError::Incomplete { .. }) => self.applications[host].incomplete += 1,
+                Err(RecvError::Incomplete { .. }) => {}
+                Err(RecvError::Aborted { tag, .. }) => {
+                    self.applications[host].aborted += 1;
+                    if !self.applications[1 - host].given_up.contains(&tag) {
+                        return Err(format!("message {tag:#x} is told as given up, and was not"));
+                    }
+                }
                 Err(error) => return Err(format!("host {host} cannot receive: {error}")),
             }
             work += 1;
@@ -545,6 +575,7 @@ impl Run {
             reported: outcomes()
                 .filter(|outcome| **outcome != Outcome::Delivered)
                 .count() as u64,
+            aborted: a.aborted + b.aborted,
             sessions: engines
                 .iter()
                 .map(|engine| engine.counters.sessions_granted)
