@@ -4,6 +4,8 @@
 //! are the command, commit, date and host of its file. What is asked is what the code asks now; a target that was higher once is
 //! remembered in bench/figures/targets.json, so that the page says where it was lowered.
 
+mod model;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -98,6 +100,7 @@ fn cut(whole: &Value) -> Result<Value> {
             "rustc",
             "boots",
             "rows",
+            "runs",
         ];
         small
             .as_object_mut()
@@ -129,6 +132,20 @@ struct Run {
 }
 
 impl Run {
+    fn of_machine(machine: &Value) -> Run {
+        Run {
+            command: text(&machine["command"]),
+            commit: text(&machine["revision"]),
+            date: text(&machine["date"]),
+            host: match (machine["processor"].as_str(), machine["kernel"].as_str()) {
+                (Some(processor), Some(kernel)) => {
+                    format!("{processor}, {} cores, Linux {kernel}", machine["cores"])
+                }
+                _ => String::new(),
+            },
+        }
+    }
+
     fn check(self) -> Result<Run> {
         for (name, value) in [
             ("command", &self.command),
@@ -246,23 +263,13 @@ impl Measured {
             (Some("lm-bench/1"), _) => Measured::of_lm_bench(file),
             (None, Some(suite)) if file["comparisons"].is_array() => Measured::of_suite(file, suite),
             (None, Some("card")) => Measured::of_card(file),
+            (None, Some("model")) if file["runs"].is_array() => Measured::of_model(file),
             _ => bail!("no result file of cargo xtask bench; name one that --json wrote"),
         }
     }
 
     fn of_suite(file: &Value, suite: &str) -> Result<Measured> {
-        let machine = &file["machine"];
-        let run = Run {
-            command: text(&machine["command"]),
-            commit: text(&machine["revision"]),
-            date: text(&machine["date"]),
-            host: match (machine["processor"].as_str(), machine["kernel"].as_str()) {
-                (Some(processor), Some(kernel)) => {
-                    format!("{processor}, {} cores, Linux {kernel}", machine["cores"])
-                }
-                _ => String::new(),
-            },
-        };
+        let run = Run::of_machine(&file["machine"]);
         let (mut figures, mut verdicts) = (Vec::new(), Vec::new());
         for comparison in list(&file["comparisons"]) {
             let (key, title) = (text(&comparison["key"]), text(&comparison["title"]));
@@ -312,16 +319,13 @@ impl Measured {
 
     /// Of emulated cards: the guest and QEMU decide, whatever the host is.
     fn of_card(file: &Value) -> Result<Measured> {
-        let machine = &file["machine"];
         let boot = &file["boots"][0];
         let run = Run {
-            command: text(&machine["command"]),
-            commit: text(&machine["revision"]),
-            date: text(&machine["date"]),
             host: match (boot["qemu"].as_str(), boot["guest"].as_str()) {
                 (Some(qemu), Some(guest)) => format!("QEMU {qemu}, Linux {guest}"),
                 _ => String::new(),
             },
+            ..Run::of_machine(&file["machine"])
         };
         let figure = |row: &Value| {
             let rounds = list(&row["rounds"]).iter().filter_map(Value::as_f64);

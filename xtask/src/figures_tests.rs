@@ -125,6 +125,31 @@ fn rows_of_emulated_cards_have_the_guest_for_a_host() {
 }
 
 #[test]
+fn what_the_model_foretold_is_judged_by_bed_and_kind() {
+    let run = |fits: bool, len: u64, slower: u32, predicted_ns: f64| {
+        json!({"bed": "veth", "fits": fits, "len": len, "window": 16, "slower": slower, "whole": false, "predicted_ns": predicted_ns,
+            "times": {"latency_ns": 1000.0}})
+    };
+    let mut file = json!({
+        "suite": "model", "costs": [], "machine": file("1a2b3c4")["machine"],
+        "runs": [run(true, 4096, 1, 9e9), run(false, 16384, 1, 1020.0), run(false, 262_144, 1, 870.0), run(false, 16384, 2, 1110.0)],
+    });
+    let small = cut(&file).unwrap();
+    assert!(small.get("costs").is_none());
+    let page = page(&[Measured::of(&small).unwrap()], Vec::new(), BTreeMap::new()).page;
+    for row in [
+        "\n| veth, lengths not fitted to: median error | ≤ 5.00 % | 7.50 % | – | **missed** |\n",
+        "\n| veth, lengths not fitted to: worst error | ≤ 12.0 % | 13.0 % | – | **missed** |\n",
+        "\n| veth, a producer twice as slow: worst error | ≤ 12.0 % | 11.0 % | – | met |\n",
+        "\n| veth, lengths not fitted to, windows of 16, producer × 1, fine: error | 16K 256K | 7.50 % | 2.00 -13.0 | – |\n",
+    ] {
+        assert!(page.contains(row), "{page}");
+    }
+    file["runs"][1]["times"] = Value::Null;
+    assert!(cut(&file).is_err());
+}
+
+#[test]
 fn a_target_that_is_lowered_in_code_is_on_the_page() {
     let asked = |bound| Asked {
         key: "core/k/LM / UDP".to_owned(),

@@ -14,7 +14,7 @@ mod frozen;
 mod instructions;
 mod links;
 mod memory;
-mod model;
+pub(crate) mod model;
 mod pipeline;
 mod queue;
 mod recipes;
