@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lm_measure::rate::BitRate;
-use lm_measure::statistics::Quantile;
+use lm_measure::statistics::{Quantile, Summary};
 use serde_json::{Value, json};
 
-use super::Unit::Milliseconds;
+use super::Unit::{Milliseconds, Percent};
 use super::frozen::{self, BEFORE_PIPELINE};
 use super::{Column, Comparison, Contender, Measure, Programs, Rounds, Sample, Target, links, model, queue};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
@@ -47,6 +47,8 @@ const PACE: u64 = LINK.0 * 1448 / 1538;
 const RATIO_MOST: f64 = 0.40;
 const LATENCY_MOST: f64 = 1199.0;
 const FIRST_MOST: f64 = 5.7;
+/// In percent of a core, of producer and consumer: the wire is what takes longest.
+const WORK_MOST: f64 = 20.0;
 /// Where cores bound: of the time that one after the other takes, and of what there is to gain.
 const CORES_RATIO_MOST: f64 = 0.85;
 const GAINED_LEAST: f64 = 0.85;
@@ -328,6 +330,22 @@ const COLUMNS: &[Column] = &[
         "first byte produced to all that can be read",
         Milliseconds,
     ),
+    Column {
+        targets: &[Target::AtMost(WORK_MOST)],
+        ..Column::new(
+            "/producer_percent",
+            "share of a core that producing takes",
+            Percent,
+        )
+    },
+    Column {
+        targets: &[Target::AtMost(WORK_MOST)],
+        ..Column::new(
+            "/consumer_percent",
+            "share of a core that consuming takes",
+            Percent,
+        )
+    },
 ];
 
 /// One run on a fresh bed.
@@ -384,6 +402,13 @@ fn report(near: &Value, far: &Value) -> Result<Sample> {
             .map(|found| found.value)
             .context("no messages")
     };
+    // Working is not less than CPU time: waiting alone is left out. The frozen program does not say it.
+    let work = |of: &[Value], from: &str, to: &str| {
+        let share = |one: &Value| {
+            Some(100.0 * one["worked_ns"].as_f64()? / (one[to].as_f64()? - one[from].as_f64()?))
+        };
+        Some(Summary::of(&of.iter().map(share).collect::<Option<Vec<_>>>()?)?.median)
+    };
     Ok(Sample {
         value: since_begin(&received, "consumed_ns")?,
         report: json!({
@@ -391,6 +416,8 @@ fn report(near: &Value, far: &Value) -> Result<Sample> {
             "confirmed_ms": since_begin(&sent, "confirmed_ns")?,
             "first_ms": since_begin(&received, "first_ns")?,
             "whole_ms": since_begin(&received, "whole_ns")?,
+            "producer_percent": work(&sent, "begins_ns", "produced_ns"),
+            "consumer_percent": work(&received, "first_ns", "consumed_ns"),
             "near": near, "far": far,
         }),
     })
@@ -418,13 +445,16 @@ mod tests {
 
     #[test]
     fn times_count_from_the_first_byte_produced() {
-        let sent = |begins: u64| json!({"begins_ns": begins, "produced_ns": begins + 1_000_000, "confirmed_ns": begins + 2_500_000, "sha256": "a"});
+        let sent = |begins: u64| json!({"begins_ns": begins, "produced_ns": begins + 1_000_000, "worked_ns": 150_000, "confirmed_ns": begins + 2_500_000, "sha256": "a"});
         let came = |begins: u64, took: u64| json!({"first_ns": begins + 2_000_000, "whole_ns": begins + 2_000_000, "consumed_ns": begins + took, "sha256": "a"});
         let near = json!({"messages": [sent(100), sent(50_000_000), sent(90_000_000)]});
         let far = json!({"messages": [came(100, 3_000_000), came(50_000_000, 3_500_000), came(90_000_000, 9_000_000)]});
         let sample = report(&near, &far).unwrap();
         assert_eq!(sample.value, 3.5);
         assert_eq!(sample.report["confirmed_ms"], 2.5);
+        assert_eq!(sample.report["producer_percent"], 15.0);
+        // It does not say.
+        assert_eq!(sample.report["consumer_percent"], Value::Null);
         let mut other = far.clone();
         other["messages"][1]["sha256"] = "b".into();
         assert!(
