@@ -89,7 +89,7 @@ pub(crate) struct Report {
     pub(crate) delivered: u64,
     /// Reported to their senders as not delivered.
     pub(crate) reported: u64,
-    /// Those of them that their writers gave up.
+    /// Told to their receivers as given up by their writers.
     pub(crate) aborted: u64,
     pub(crate) sessions: u64,
     pub(crate) packets: u64,
