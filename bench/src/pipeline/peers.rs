@@ -1,4 +1,5 @@
-//! The same by what the kernel has: TCP from a file (`sendfile`) or from the program's memory (`MSG_ZEROCOPY`, io_uring's `SEND_ZC`), and UDP.
+//! The same by what the kernel has: TCP from a file (`sendfile`) or from the program's memory (`MSG_ZEROCOPY`, io_uring's `SEND_ZC`), and UDP;
+//! and by QUIC.
 //!
 //! A message is produced into memory that holds all of it, window by window, each handed over at once: who produces stops where a socket takes
 //! no more. What a read brings is consumed before the next one, from memory of one window, which stays in the cache.
@@ -14,6 +15,8 @@ use super::loaned::{Memory, Ring};
 use super::work::{Consumer, Producer};
 use super::{Args, PAUSE_NS, Passed, Timetable, failed, now_ns, sha256, timed};
 use crate::cli::Failure;
+#[cfg(feature = "peers")]
+use crate::suite::Quic;
 use crate::suite::Sends;
 
 /// What moves messages.
@@ -29,10 +32,16 @@ pub(super) enum Transport {
     IoUring,
     /// UDP, a window in each datagram
     Udp,
+    /// QUIC, which encrypts
+    #[cfg(feature = "peers")]
+    Quic,
 }
 
 /// Of TCP: the system's may be another one.
 const CONGESTION: &str = "cubic";
+/// Largest IP packet of the link in bytes.
+#[cfg(feature = "peers")]
+const MTU: u32 = 1500;
 /// Longest payload of UDP over IPv4.
 const DATAGRAM_MOST: u64 = 65_507;
 /// Datagrams' bytes that are on the way at once. The receiver's memory holds four times as much: a reassembled datagram takes twice its length.
@@ -45,6 +54,8 @@ enum Sending {
     File(TcpStream),
     Zerocopy(TcpStream, Sends),
     Ring(Box<Ring>),
+    #[cfg(feature = "peers")]
+    Quic(Box<Quic>),
     Datagrams {
         socket: UdpSocket,
         /// Bytes of all messages: sent, and arrived.
@@ -71,6 +82,8 @@ impl Sending {
                 Sending::Zerocopy(connection, sends)
             }
             Transport::IoUring => Sending::Ring(Box::new(Ring::new(connection()?, memory)?)),
+            #[cfg(feature = "peers")]
+            Transport::Quic => Sending::Quic(Box::new(Quic::open(true, to, MTU, 0, || ())?)),
             Transport::Udp => {
                 let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
                 socket.connect(to)?;
@@ -97,6 +110,8 @@ impl Sending {
             }
             Sending::Zerocopy(connection, sends) => sends.write_all(connection, memory.bytes(bytes), false),
             Sending::Ring(ring) => ring.send(memory, bytes.end),
+            #[cfg(feature = "peers")]
+            Sending::Quic(connection) => connection.write_all(memory.bytes(bytes)),
             Sending::Datagrams {
                 socket,
                 sent,
@@ -122,6 +137,8 @@ impl Sending {
                 ring.finish(memory)?;
                 ring.connection()
             }
+            #[cfg(feature = "peers")]
+            Sending::Quic(connection) => return connection.read_exact(&mut [0; 8]),
         };
         connection.read_exact(&mut [0; 8])
     }
@@ -131,7 +148,7 @@ impl Sending {
         match self {
             Sending::Zerocopy(_, sends) => Some(sends.copied()),
             Sending::Ring(ring) => Some(ring.copied()),
-            Sending::File(_) | Sending::Datagrams { .. } => None,
+            _ => None,
         }
     }
 }
@@ -191,12 +208,18 @@ pub(super) fn near(args: &Args) -> Result<(Vec<Passed>, Option<bool>), Failure> 
 /// The far end of a way.
 enum Receiving {
     Stream(TcpStream),
+    #[cfg(feature = "peers")]
+    Quic(Box<Quic>),
     Datagrams(UdpSocket),
 }
 
 impl Receiving {
     fn open(args: &Args, ready: impl FnOnce()) -> io::Result<Receiving> {
         let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, args.port);
+        #[cfg(feature = "peers")]
+        if args.transport == Transport::Quic {
+            return Ok(Receiving::Quic(Box::new(Quic::open(false, any, MTU, 0, ready)?)));
+        }
         if args.transport != Transport::Udp {
             let listener = TcpListener::bind(any)?;
             ready();
@@ -215,6 +238,8 @@ impl Receiving {
     fn receive(&mut self, memory: &mut [u8]) -> io::Result<usize> {
         let count = match self {
             Receiving::Stream(connection) => connection.read(memory)?,
+            #[cfg(feature = "peers")]
+            Receiving::Quic(connection) => connection.read(memory)?,
             Receiving::Datagrams(socket) => socket.recv(memory)?,
         };
         match count {
@@ -229,9 +254,11 @@ impl Receiving {
     fn confirm(&mut self, came: u64, is_whole: bool) -> io::Result<()> {
         let sum = came.to_le_bytes();
         match self {
-            Receiving::Stream(connection) if is_whole => connection.write_all(&sum),
-            Receiving::Stream(_) => Ok(()),
             Receiving::Datagrams(socket) => socket.send(&sum).map(drop),
+            _ if !is_whole => Ok(()),
+            Receiving::Stream(connection) => connection.write_all(&sum),
+            #[cfg(feature = "peers")]
+            Receiving::Quic(connection) => connection.write_all(&sum),
         }
     }
 }

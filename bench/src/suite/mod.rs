@@ -29,6 +29,8 @@ mod tools;
 
 pub use args::MeasureArgs;
 pub use command::{Measuring, measure};
+#[cfg(feature = "peers")]
+pub(crate) use end::Quic;
 pub use end::{Cost, CycleArgs, Cycles, EndArgs, Outcome, cycle, run};
 pub(crate) use end::{Counted, Meter, Metered, Sends};
 pub(crate) use host::await_link;

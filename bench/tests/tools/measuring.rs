@@ -328,7 +328,11 @@ fn binding_tells_the_truth_about_veth() {
 #[test]
 fn what_is_consumed_is_what_was_produced_whatever_moves_it() {
     let Some(bed) = Bed::new() else { return };
-    for transport in ["lm", "tcp-sendfile", "tcp-zerocopy", "io-uring", "udp"] {
+    let quic = cfg!(feature = "peers").then_some("quic");
+    for transport in ["lm", "tcp-sendfile", "tcp-zerocopy", "io-uring", "udp"]
+        .into_iter()
+        .chain(quic)
+    {
         let line = format!(
             "--transport {transport} --interface {INTERFACE} --work keystream --len 1048576 --messages 2"
         );

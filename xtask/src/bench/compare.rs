@@ -95,7 +95,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         Some(Part::Loss { loss, options }) => through_box(loss, options),
         Some(Part::Delivery(options)) => deliveries(options),
         Some(Part::Share(arguments)) => share::run(arguments),
-        Some(Part::Memory(rounds)) => rounds.measure("memory", vec![memory::one_gibibyte()], |_| ()),
+        Some(Part::Memory(rounds)) => rounds.measure("memory", vec![memory::one_gibibyte()], &[], |_| ()),
     }
 }
 

@@ -69,16 +69,18 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Measures what is asked for of a suite's comparisons, prints tables and what `remarks` has to say, and keeps everything.
+    /// Measures what is asked for of a suite's comparisons by an lm-bench with these features, prints tables and what `remarks` has to say, and
+    /// keeps everything.
     fn measure(
         &self,
         suite: &str,
         comparisons: Vec<Comparison>,
+        features: &[String],
         remarks: impl FnOnce(&[Measured]),
     ) -> Result<()> {
         let comparisons = selected(comparisons, self.only.as_deref())?;
         let file = self.json.as_deref().map(ResultFile::create).transpose()?;
-        let programs = Programs::build()?;
+        let programs = Programs::build_with(features)?;
         let mut measured = Vec::new();
         for comparison in comparisons {
             let columns = comparison.columns;

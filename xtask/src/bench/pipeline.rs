@@ -4,7 +4,7 @@
 //!
 //! And where cores are what takes longest: on a veth pair, with a producer and a consumer that do as much as their cores do. Each shares its core
 //! and its thread with an end of the way, so that two and two are one after the other whatever is done. There, too, what the kernel has for it:
-//! TCP that copies as little as it can, and UDP.
+//! TCP that copies as little as it can, and UDP; and QUIC.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Port};
 use crate::machine::two_cores;
 use crate::workspace::root;
 
-/// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores do it;
-/// from a file to a hash or a file (--only file_); by the length of windows (--only window_sizes); beside the kernel's TCP and UDP (--only peers);
-/// what each station does with ten messages (--only flow); what stands in the device and on the way of that port (--only queue); and what of a link
-/// a stream gets, by short windows and long ones, and in transfers that are read and written inside their messages or not (--only link). How long
-/// messages of 4 KiB to 64 MiB take by the analytical model, and how long they do (--only model; 20 minutes, by itself alone). `lm-bench flow` makes
-/// a page of --only flow, model, window_sizes and queue_sizes.
+/// A message that is produced, sent, received and consumed: by a timetable of the wire's pace on a port of 500 Mbit/s, and as fast as two cores
+/// do it; from a file to a hash or a file (--only file_); by the length of windows (--only window_sizes); beside the kernel's TCP and UDP, and
+/// QUIC (--only peers); what each station does with ten messages (--only flow); what stands in the device and on the way of that port (--only
+/// queue); and what of a link a stream gets, by short windows and long ones, and in transfers that are read and written inside their messages or
+/// not (--only link). How long messages of 4 KiB to 64 MiB take by the analytical model, and how long they do (--only model; 20 minutes, by
+/// itself alone). `lm-bench flow` makes a page of --only flow, model, window_sizes and queue_sizes.
 ///
 /// Prints how long it took from its first byte produced to its last byte consumed, and each part of it: all at once, and one after the other, on the
 /// port by the program of an earlier commit, which is built once in a git worktree below target/frozen. Leave the machine alone meanwhile.
@@ -34,6 +34,9 @@ use crate::workspace::root;
 pub(super) struct Arguments {
     #[command(flatten)]
     rounds: Rounds,
+    /// Cargo features that lm-bench is built with besides its own: peers, for QUIC beside the kernel
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    features: Vec<String>,
 }
 
 const LINK: BitRate = BitRate(500_000_000);
@@ -71,7 +74,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         // Before a round's time counts.
         coarse()?;
     }
-    arguments.rounds.measure("pipeline", comparisons(), |_| ())
+    let features = &arguments.features;
+    let mut comparisons = comparisons();
+    if !features.iter().any(|feature| feature == "peers") {
+        for comparison in &mut comparisons {
+            comparison.contenders.retain(|one| one.name != QUIC);
+        }
+    }
+    (arguments.rounds).measure("pipeline", comparisons, features, |_| ())
 }
 
 /// The program that does one after the other.
@@ -86,8 +96,10 @@ const FINE: &str = "all at once";
 const WIRE_BOUND: &str = "wire_bound";
 const MODEL: &str = "model";
 const COARSE: &str = "one after the other";
-/// The kernel's ways, each with the windows that it does best with.
-const PEERS: [(&str, &str); 4] = [
+/// What lm-bench has with the feature `peers` alone.
+const QUIC: &str = "QUIC (quinn)";
+/// Others' ways; the kernel's each with the windows that it does best with.
+const PEERS: [(&str, &str); 5] = [
     (
         "TCP, sendfile",
         "--work keystream --transport tcp-sendfile --window 44",
@@ -104,6 +116,7 @@ const PEERS: [(&str, &str); 4] = [
         "UDP, 64 KiB datagrams",
         "--work keystream --transport udp --window 44",
     ),
+    (QUIC, "--work keystream --transport quic --window 44"),
 ];
 /// What a window costs and what it gives, in fragments.
 const WINDOWS: [(&str, &str); 5] = [

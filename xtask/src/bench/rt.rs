@@ -114,7 +114,7 @@ const CLASSES: [Class; 2] = [
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
-    arguments.rounds.measure("rt", tables(seconds), |measured| {
+    arguments.rounds.measure("rt", tables(seconds), &[], |measured| {
         remarks(measured);
         cycle::remarks(measured);
         sizes::remarks(measured);

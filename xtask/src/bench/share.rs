@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         None => comparisons(arguments.senders, &congestion),
     };
     let rounds = &arguments.rounds;
-    rounds.measure("share", comparisons, |measured| {
+    rounds.measure("share", comparisons, &[], |measured| {
         for (title, shares) in measured.iter().filter_map(shares_of_all) {
             println!(
                 "{title}: each of {} senders had {:.2} to {:.2} of its fair share in all rounds, {:.2} in the median.",

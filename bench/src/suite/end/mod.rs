@@ -33,6 +33,8 @@ pub use cycle::{CycleArgs, Cycles, cycle};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::{Counted, Counts, Meter, Metered};
+#[cfg(feature = "peers")]
+pub(crate) use quic::Quic;
 use real_time::Sending;
 pub(crate) use tcp::Sends;
 use timetable::Timetable;
@@ -400,7 +402,10 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
             Box::new(tcp::Tcp::open(near, any, spec, args.congestion.as_deref(), ready).map_err(failed)?)
         }
         #[cfg(feature = "peers")]
-        Transport::Quic => Box::new(quic::Quic::open(near, any, spec, ready).map_err(failed)?),
+        Transport::Quic => {
+            let address = if near { spec.address } else { any };
+            Box::new(Quic::open(near, address, spec.mtu, spec.size as usize, ready).map_err(failed)?)
+        }
     })
 }
 

@@ -1,7 +1,7 @@
 //! QUIC by `quinn`: one stream in each direction, messages of known length. Everything on one thread, datagrams as long as the link takes,
 //! windows that never close, the kernel's segmentation as `quinn` chooses by itself.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Arrival, End, SILENCE, Spec, read_number, write_number};
+use super::{Arrival, End, SILENCE, read_number, write_number};
 
 /// Name in the certificate; nobody looks at it.
 const NAME: &str = "lm-bench";
@@ -26,7 +26,7 @@ const HEADERS_LEN: u32 = 28;
 const WINDOW: u32 = 64 << 20;
 
 /// One connection.
-pub(super) struct Quic {
+pub(crate) struct Quic {
     runtime: Runtime,
     endpoint: Endpoint,
     connection: Connection,
@@ -41,8 +41,8 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-fn transport(spec: &Spec) -> TransportConfig {
-    let datagram = spec.mtu.saturating_sub(HEADERS_LEN).clamp(1200, 65_507) as u16;
+fn transport(mtu: u32) -> TransportConfig {
+    let datagram = mtu.saturating_sub(HEADERS_LEN).clamp(1200, 65_507) as u16;
     let mut transport = TransportConfig::default();
     transport
         .initial_mtu(datagram)
@@ -56,24 +56,29 @@ fn transport(spec: &Spec) -> TransportConfig {
 }
 
 impl Quic {
-    pub(super) fn open(near: bool, any: SocketAddrV4, spec: &Spec, ready: impl FnOnce()) -> io::Result<Quic> {
+    /// Connects to an address, or waits there for who connects, over a link of this MTU in bytes. An [`End`] has messages of `len` bytes.
+    pub(crate) fn open(
+        near: bool,
+        address: SocketAddrV4,
+        mtu: u32,
+        len: usize,
+        ready: impl FnOnce(),
+    ) -> io::Result<Quic> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let transport = Arc::new(transport(spec));
+        let transport = Arc::new(transport(mtu));
         let _inside = runtime.enter();
         let (endpoint, connection) = if near {
             let mut endpoint = Endpoint::client(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
             let mut config = client(provider)?;
             config.transport_config(transport);
             endpoint.set_default_client_config(config);
-            let connecting = endpoint
-                .connect(SocketAddr::V4(spec.address), NAME)
-                .map_err(other)?;
+            let connecting = endpoint.connect(SocketAddr::V4(address), NAME).map_err(other)?;
             (endpoint, runtime.block_on(connecting).map_err(other)?)
         } else {
             let mut config = server(provider)?;
             config.transport_config(transport);
-            let endpoint = Endpoint::server(config, SocketAddr::V4(any))?;
+            let endpoint = Endpoint::server(config, SocketAddr::V4(address))?;
             ready();
             let connection = runtime.block_on(async {
                 let incoming = endpoint.accept().await;
@@ -94,7 +99,6 @@ impl Quic {
                 Ok((sending, receiving))
             }
         })?;
-        let len = spec.size as usize;
         Ok(Quic {
             endpoint,
             connection,
@@ -149,8 +153,11 @@ impl End for Quic {
         self.runtime
             .block_on(async { tokio::time::sleep_until(time).await });
     }
+}
 
-    fn close(&mut self) -> io::Result<()> {
+impl Drop for Quic {
+    /// What was written last has to arrive.
+    fn drop(&mut self) {
         // It has ended when the other side says so, or has gone.
         let _gone = self.sending.finish();
         let stopped = self.sending.stopped();
@@ -160,6 +167,27 @@ impl End for Quic {
         let idle =
             async { tokio::time::timeout(Duration::from_millis(100), self.endpoint.wait_idle()).await };
         let _late = self.runtime.block_on(idle);
+    }
+}
+
+impl Read for Quic {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.runtime.block_on(self.receiving.read(bytes));
+        Ok(read.map_err(other)?.unwrap_or(0))
+    }
+}
+
+impl Write for Quic {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.runtime.block_on(async {
+            let written = self.sending.write(bytes).await;
+            // The thread is the connection's, too: now it sends.
+            tokio::task::yield_now().await;
+            written.map_err(other)
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
