@@ -174,7 +174,7 @@ pub(super) fn comparisons() -> Vec<Comparison> {
         contender(name, None, Box::new(run))
     };
     let peers = |key, title, segmentation_offloads: bool, targets| {
-        let all = [(FINE, "--work keystream")].into_iter().chain(PEERS);
+        let all = [(FINE, "--work keystream --window 64")].into_iter().chain(PEERS);
         let each = all.map(|(name, options)| {
             let mut one = cores(name, options);
             one.bed.segmentation_offloads = segmentation_offloads;
