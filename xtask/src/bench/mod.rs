@@ -388,6 +388,7 @@ impl Measured {
     fn reached(&self, target: &Target) -> Option<f64> {
         Some(match *target {
             Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => self.ratio_to(name)?.median,
+            Target::RatioSurelyAtMost(name, _) => self.ratio_to(name)?.interval[1],
             Target::RatioOfAtMost([one, other], _) => self.ratio(one, other)?.median,
             Target::ExcessAtMost(names, _) => Summary::of(&self.excess_over(names)?)?.median,
             Target::AtMost(_) => self.results.first()?.1.median,

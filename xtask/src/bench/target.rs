@@ -11,6 +11,8 @@ pub enum Target {
     RatioAtLeast(&'static str, f64),
     /// The same, at most this.
     RatioAtMost(&'static str, f64),
+    /// The same, the upper end of the median's 95 % interval at most this.
+    RatioSurelyAtMost(&'static str, f64),
     /// Of these two contenders, median of the rounds' ratios, at most this.
     RatioOfAtMost([&'static str; 2], f64),
     /// The first contender less these, median of the rounds' differences, at most this.
@@ -28,6 +30,7 @@ impl Target {
         match *self {
             Target::RatioAtLeast(_, bound)
             | Target::RatioAtMost(_, bound)
+            | Target::RatioSurelyAtMost(_, bound)
             | Target::RatioOfAtMost(_, bound)
             | Target::ExcessAtMost(_, bound)
             | Target::AtMost(bound)
@@ -43,7 +46,11 @@ impl Target {
     /// What it is about, without its number.
     pub(crate) fn of(&self, first: &str) -> String {
         match *self {
-            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => format!("{first} / {name}"),
+            Target::RatioAtLeast(name, _)
+            | Target::RatioAtMost(name, _)
+            | Target::RatioSurelyAtMost(name, _) => {
+                format!("{first} / {name}")
+            }
             Target::RatioOfAtMost([one, other], _) => format!("{one} / {other}"),
             Target::ExcessAtMost(names, _) => format!("{first} less {}", names.join(" and ")),
             Target::AtMost(_) => first.to_owned(),
@@ -55,6 +62,7 @@ impl Target {
         match *self {
             Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
             Target::RatioAtMost(name, most) => format!("≤ {most} × {name}"),
+            Target::RatioSurelyAtMost(name, most) => format!("95 % interval ≤ {most} × {name}"),
             Target::RatioOfAtMost([one, other], most) => format!("{one} ≤ {most} × {other}"),
             Target::ExcessAtMost(names, most) => {
                 format!("≤ {} + {most:.0} {}", names.join(" + "), unit.name())

@@ -59,6 +59,9 @@ fn verdicts_compare_with_what_was_asked() {
         Target::RatioAtMost("UDP", 1.9),
         Target::RatioOfAtMost(["UDP", "LM"], 0.5),
         Target::RatioOfAtMost(["UDP", "LM"], 0.4),
+        // Of the rounds' ratios: 2, 2, 0.5.
+        Target::RatioSurelyAtMost("UDP", 2.0),
+        Target::RatioSurelyAtMost("UDP", 1.9),
         // Of the rounds' differences: 1, 2, −8.
         Target::ExcessAtMost(&["UDP"], 1.0),
         Target::ExcessAtMost(&["UDP"], 0.9),
@@ -72,7 +75,7 @@ fn verdicts_compare_with_what_was_asked() {
     assert_eq!(
         met,
         [
-            true, false, true, false, true, true, false, true, false, true, false, true
+            true, false, true, false, true, true, false, true, false, true, false, true, false, true
         ]
     );
 }
