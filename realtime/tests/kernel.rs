@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 use bed::Pair;
 use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
 use lm_protocol::smoother::Parameters;
-use lm_realtime::{Blocks, Foreign, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_protocol::time::Time;
+use lm_realtime::{
+    Blocks, Deadline, Foreign, Info, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic,
+};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// 1472 bytes of payload are so many as `tc` counts them.
@@ -360,41 +363,59 @@ fn a_link_that_goes_holds_nobody_up() {
     });
 }
 
+/// What becomes of messages for which a receiver with this clock is so late.
+fn infos(clock: fn() -> Time, options: SendOptions, waits: &[Duration]) -> Vec<Info> {
+    let pair = Pair::new(1);
+    let mut far = pair.b.run(|| veth::open("vb", IDLE));
+    let of_far = RealTime::new(&mut far, None, clock).expect("no other handler");
+    let config = SocketConfig {
+        drops_late: false,
+        ..SocketConfig::default()
+    };
+    let mut received = of_far.socket(&mut far, 1, &config).expect("free");
+    pair.a.run(|| {
+        let mut near = veth::open("va", IDLE);
+        let of_near = RealTime::new(&mut near, None, monotonic).expect("no other handler");
+        let mut socket = of_near.socket(&mut near, 1, &config).expect("free");
+        connect(&mut socket, &mut near, &mut far);
+        let each = waits.iter().map(|waits| {
+            socket.send(&[1; 64], options).expect("room");
+            near.poll();
+            std::thread::sleep(*waits);
+            loop {
+                far.poll();
+                near.poll();
+                if let Some(message) = received.recv() {
+                    return *message.info();
+                }
+            }
+        });
+        each.collect()
+    })
+}
+
 #[test]
 fn what_waits_for_its_program_is_not_delayed() {
     if !bed::root() {
         return;
     }
     const WAITS: Duration = Duration::from_millis(200);
-    let pair = Pair::new(1);
-    let mut far = pair.b.run(|| veth::open("vb", IDLE));
-    let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
-    let mut received = of_far
-        .socket(&mut far, 1, &SocketConfig::default())
-        .expect("free");
-    pair.a.run(|| {
-        let mut near = veth::open("va", IDLE);
-        let of_near = RealTime::new(&mut near, None, monotonic).expect("no other handler");
-        let mut socket = of_near
-            .socket(&mut near, 1, &SocketConfig::default())
-            .expect("free");
-        connect(&mut socket, &mut near, &mut far);
-        let mut infos = Vec::new();
-        for waits in [Duration::ZERO, WAITS] {
-            socket.send(&[1; 64], SendOptions::default()).expect("room");
-            near.poll();
-            std::thread::sleep(waits);
-            let message = loop {
-                far.poll();
-                near.poll();
-                if let Some(message) = received.recv() {
-                    break message;
-                }
-            };
-            infos.push(*message.info());
-        }
-        let info = infos[1];
-        assert!(info.received_at.since(info.sent_at) >= WAITS, "{info:?}");
-        assert!(info.delay < WAITS / 2, "{info:?}");
-    });
+    let info = infos(monotonic, SendOptions::default(), &[Duration::ZERO, WAITS])[1];
+    assert!(info.received_at.since(info.sent_at) >= WAITS, "{info:?}");
+    assert!(info.delay < WAITS / 2, "{info:?}");
+}
+
+/// Nothing waits for an hour: the stamp is of another clock than the receiver's, and tells nothing of how late a message is.
+#[test]
+fn a_stamp_of_another_clock_is_not_believed() {
+    if !bed::root() {
+        return;
+    }
+    let options = SendOptions {
+        deadline: Some(Deadline::In(Duration::from_secs(60))),
+        ..SendOptions::default()
+    };
+    let ahead = || monotonic() + Duration::from_secs(3600);
+    let infos = infos(ahead, options, &[Duration::ZERO; 2]);
+    assert!(infos.iter().all(|info| !info.late), "{infos:?}");
 }
