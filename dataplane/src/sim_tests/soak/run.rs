@@ -75,7 +75,7 @@ pub(super) struct Run {
     rounds: u64,
     /// Rounds without work since the last one with some.
     idle: u32,
-    /// Whether each host's places are taken.
+    /// When rounds are, and what applications do in them.
     dice: Dice,
     /// Of its own, so that what else a seed decides is the same with and without.
     pub(super) write_dice: Dice,
