@@ -270,6 +270,11 @@ impl<P: Port> Engine<P> {
         }
         peer.eager_in = EagerIn::unheard();
         peer.uncompleted_max = 0;
+        let has_confirmed = peer.eager_out.acknowledged != 0;
+        if has_confirmed {
+            // This one has none of those, and takes the first of a numbering alone.
+            self.give_up_eager(index, &Outcome::SessionEnded, now_ns);
+        }
         let id = self.peers.id_of(index);
         self.end_sessions_of(id);
     }

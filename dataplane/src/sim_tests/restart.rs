@@ -111,3 +111,22 @@ fn a_receiver_that_starts_anew_is_noticed() {
     bed.exchange(0, peer, &noise(5, LEN));
     bed.check_memory();
 }
+
+/// Another program has the address of one that has gone: it counts small messages from 0, and so does who answers it.
+#[test]
+fn a_program_at_the_address_of_an_earlier_one_is_answered() {
+    let mut bed = Bed::new(&BedConfig::default());
+    for program in 0..3 {
+        let peer = bed.resolve(0);
+        for tag in 0..3 {
+            bed.send(0, peer, &noise(tag, 100), tag);
+            let asked = bed.recv(1);
+            bed.send(1, asked.peer(), &noise(program, 100), tag);
+            assert_eq!(bed.recv(0).tag(), tag);
+        }
+        bed.pass(Duration::from_millis(100));
+        bed.hosts[0].fixed.sender_id ^= 0x5a5a << (40 - program);
+        bed.hosts[0].peers = crate::peer::Peers::new();
+        bed.hosts[0].told.completions().clear();
+    }
+}
