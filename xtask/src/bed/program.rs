@@ -77,7 +77,7 @@ impl Launch {
         self
     }
 
-    /// Gives the program's core to it before any other program of the machine: the highest of the usual priorities (nice −20).
+    /// Gives the program's core to it before any other: `SCHED_FIFO`. A nice value counts among programs of one group, and ksoftirqd is in none.
     #[must_use]
     pub fn goes_first(mut self) -> Launch {
         self.goes_first = true;
@@ -143,7 +143,10 @@ impl Launch {
                     sched_setaffinity(None, cores)?;
                 }
                 if goes_first {
-                    rustix::process::setpriority_process(None, -20)?;
+                    let parameters = libc::sched_param { sched_priority: 1 };
+                    if libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) < 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
                 }
                 if let Some(user) = user {
                     let (gid, uid) = (Gid::from_raw(user), Uid::from_raw(user));

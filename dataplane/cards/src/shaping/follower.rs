@@ -81,7 +81,10 @@ impl Follower {
         let told = Arc::new(Told::default());
         told.tell(kernel.as_ref().map(|_| Traffic::default()));
         let (interface, of_thread) = (interface.to_owned(), Arc::clone(&told));
-        let follow = move || follow(&interface, &*followed, kernel, &of_thread);
+        let follow = move || {
+            be_ordinary();
+            follow(&interface, &*followed, kernel, &of_thread);
+        };
         let thread = thread::Builder::new().name("lm-smoother".into()).spawn(follow);
         Ok(Follower {
             thread: Some(thread.map_err(|error| format!("no thread: {error}"))?),
@@ -146,6 +149,14 @@ impl Kernel {
         }
         Ok(next)
     }
+}
+
+/// The policy of who started the thread may be a real-time one, and in its calls the kernel sees to others' packets, for milliseconds.
+#[expect(unsafe_code, reason = "a thread's policy")]
+fn be_ordinary() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameters are live, and 0 is this thread. To be of the ordinary class again takes no privilege.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
 }
 
 /// Until it shall end. Dropping the kernel's shaping restores the interface.

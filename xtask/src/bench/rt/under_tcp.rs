@@ -1,7 +1,7 @@
 //! **b**, figure 9 of SS-RTUDP: round trips of real time beside a TCP stream that takes most of a link.
 //!
 //! The link is a switch's port towards the receiver: one FIFO that knows no classes. Segmentation offloads are on, so that a TCP packet of many
-//! segments takes its host's queue as one. What asks and what answers sleeps meanwhile and goes before other programs (nice −20); TCP's
+//! segments takes its host's queue as one. What asks and what answers sleeps meanwhile and goes before others (`SCHED_FIFO`); TCP's
 //! sender shares a core with the one, its receiver with the other.
 //!
 //! TCP connects when what holds it back is there: one that is held by hand keeps the `gso_max_segs` that its interface had then.
