@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::{Admission, Delivery, Depth, Integrity, ModeRequest};
+use lm_dataplane::{Admission, Checksum, Delivery, Depth, Integrity, ModeRequest};
 use lm_measure::rate::BitRate;
 use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
@@ -97,6 +97,14 @@ pub struct LinkOptions {
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
     pub mtu: Option<u16>,
+
+    /// What is in the UDP checksum of packets that leave
+    ///
+    /// LM's receivers verify digests, whatever this is. It is for what looks at checksums on the way, and for hosts without LM. offload
+    /// needs Linux 6.11, in zero-copy mode a driver that has it, and neither --wire ipfrag nor an admission daemon; demanding it and
+    /// not getting it is an error.
+    #[arg(long, value_enum, default_value_t = ChecksumOption::None, value_name = "WHICH")]
+    pub checksum: ChecksumOption,
 
     /// Who may use the interface for this program: auto, embedded, or the path of an admission daemon's socket
     ///
@@ -194,6 +202,28 @@ impl From<IntegrityOption> for Integrity {
         match option {
             IntegrityOption::None => Integrity::None,
             IntegrityOption::Manifest => Integrity::Manifest,
+        }
+    }
+}
+
+/// `--checksum`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ChecksumOption {
+    /// Zero, which is no checksum.
+    #[default]
+    None,
+    /// The network card sums packets up, or, in copy mode, where it cannot, the kernel.
+    Offload,
+    /// This program sums each packet up when it leaves, while its bytes are in the cache.
+    Integrated,
+}
+
+impl From<ChecksumOption> for Checksum {
+    fn from(option: ChecksumOption) -> Self {
+        match option {
+            ChecksumOption::None => Checksum::None,
+            ChecksumOption::Offload => Checksum::Offload,
+            ChecksumOption::Integrated => Checksum::Integrated,
         }
     }
 }

@@ -28,6 +28,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
             mode: options.mode.into(),
             mtu: options.mtu,
             queue: options.queue,
+            checksum: options.checksum.into(),
             capture: options.pcap.as_ref().map(create).transpose()?,
             ..LinkConfig::default()
         },

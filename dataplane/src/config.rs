@@ -10,6 +10,7 @@ use std::time::Duration;
 use lm_protocol::admission::ClusterKey;
 use lm_protocol::integrity::Integrity;
 
+use crate::checksum::Checksum;
 use crate::port::ModeRequest;
 
 /// UDP port of data packets; control packets use the next one.
@@ -111,6 +112,8 @@ pub struct LinkConfig {
     pub queue: Option<u32>,
     /// How many packets are in the device and on the way at once.
     pub depth: Depth,
+    /// What is in the UDP checksum of packets that leave.
+    pub checksum: Checksum,
     /// Write every packet of this endpoint to this file, as pcap.
     pub capture: Option<Arc<File>>,
 }

@@ -11,6 +11,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::window::WindowShape;
 
+use crate::checksum::Checksum;
 use crate::daemon::DaemonError;
 use crate::port::PortError;
 
@@ -79,6 +80,17 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
+    /// Whether messages can go so from an endpoint that does this about checksums.
+    pub(crate) fn check(&self, checksum: Checksum) -> Result<(), ConnectError> {
+        let is_datagram = self.wire == Wire::IpFrag || self.session == Session::Never;
+        match is_datagram && checksum == Checksum::Offload {
+            true => Err(ConnectError::Options(
+                "a device sums no datagram up that leaves in IP fragments (--wire ipfrag); use --checksum integrated".to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// The delivery that a session has. IP fragments carry no session key, so there is no way to repeat one.
     pub(crate) fn delivery_in_session(&self) -> Delivery {
         match self.wire {

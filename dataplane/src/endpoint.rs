@@ -111,6 +111,7 @@ impl<P: Port> Endpoint<P> {
             Session::Now => self.peer(id).open_session(options)?,
             Session::Later => {}
             Session::Never => {
+                options.check(self.engine.fixed.checksum)?;
                 let now_ns = self.now_ns();
                 (self.engine.make_plain(index, options.rate, now_ns))
                     .map_err(|error| ConnectError::Options(error.to_string()))?;

@@ -28,6 +28,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
 use crate::bounds::{InFlight, OnTheWay};
+use crate::checksum::Checksum;
 use crate::counters::Counters;
 use crate::landing_side::LandingSide;
 use crate::looks::{CONTROL_PER_LOOK, DATAGRAMS_PER_LOOK, Looks};
@@ -69,6 +70,7 @@ pub(crate) struct Fixed {
     pub(crate) datagram: u64,
     /// What is done so that nobody takes what is sent for something else.
     pub(crate) integrity: Integrity,
+    pub(crate) checksum: Checksum,
     /// For how long a peer may be silent.
     pub(crate) patience_ns: u64,
     /// The device reads and writes the UMEM itself, whether messages land here or not.

@@ -54,6 +54,8 @@ pub struct KernelNicConfig<'a> {
     pub chunk_len: u32,
     /// Whether packets may be longer than a chunk holds, in copy mode: they take several then.
     pub multi_buffer: bool,
+    /// As [`XskOptions::tx_metadata_len`].
+    pub tx_metadata_len: u32,
     /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
     pub poll_queues: bool,
 }
@@ -84,6 +86,7 @@ pub struct KernelNic {
     mapping: Arc<Mapping>,
     chunk_len: u32,
     multi_buffer: bool,
+    tx_metadata_len: u32,
     interface_index: u32,
     opened: Instant,
     mode: ModeRequest,
@@ -150,6 +153,7 @@ impl KernelNic {
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,
             multi_buffer: config.multi_buffer,
+            tx_metadata_len: config.tx_metadata_len,
             interface_index: config.interface_index,
             opened: Instant::now(),
             mode: config.mode,
@@ -248,6 +252,7 @@ impl KernelNic {
         };
         let options = XskOptions {
             multi_buffer: self.multi_buffer,
+            tx_metadata_len: self.tx_metadata_len,
             ..XskOptions::default()
         };
         (xsk_config, options)

@@ -10,6 +10,7 @@ mod arena;
 mod aside;
 mod bounds;
 mod capture;
+mod checksum;
 mod completion;
 mod config;
 mod connect;
@@ -102,6 +103,7 @@ mod words;
 mod writer;
 pub mod xsk;
 
+pub use checksum::Checksum;
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
 pub use config::{
     Admission, AdmissionConfig, DEFAULT_PORT, Depth, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig,

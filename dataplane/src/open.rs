@@ -100,6 +100,8 @@ impl Site {
             caps: Caps {
                 tx_bound: if veth { ON_THE_WAY_VETH } else { 0 },
                 tx_steers: veth,
+                // What the device cannot, the kernel does (`validate_xmit_skb`, net/core/dev.c).
+                sums: true,
                 ..Caps::copying(0)
             },
         };
@@ -152,6 +154,7 @@ impl Site {
             mapping: memory.mapping,
             chunk_len: memory.chunk_len,
             multi_buffer: memory.multi_buffer,
+            tx_metadata_len: memory.tx_metadata_len,
             poll_queues: self.veth,
         }
     }
@@ -190,6 +193,7 @@ impl Opened<KernelNic> {
             prefix_len: PREFIX_LEN_MAX,
             kept_frames: 2 * facts.rx_ring_len,
             lap: facts.landing_lap(),
+            sums: facts.xdp.is_some_and(|features| features.sums()),
             ..Caps::device()
         };
         let plan = MemoryPlan::new(config, &site.shape.layout, chunk_len, caps)?;

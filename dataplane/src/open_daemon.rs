@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::checksum::Checksum;
 use crate::config::{Admission, EndpointConfig};
 use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
 use crate::daemon::{Client, Daemon, DaemonError};
@@ -70,6 +71,12 @@ impl Opened<KernelNic> {
                 "the admission daemon has another {} than this program: run both in one network namespace",
                 site.interface.name
             )));
+        }
+        if config.link.checksum == Checksum::Offload {
+            return Err(OpenError::Config(
+                "the admission daemon opens sockets that have nothing summed up; use --checksum integrated, or --admission embedded"
+                    .to_owned(),
+            ));
         }
         site.shape.queues = queues_of(&joined, lands)?;
         let plan = site.plan(config)?;

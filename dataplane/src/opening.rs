@@ -15,6 +15,7 @@ use crate::bounds::{
     TRANSMIT_RING_LEN, ZONES_MAX,
 };
 use crate::capture::Capture;
+use crate::checksum::Checksum;
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::daemon::Daemon;
@@ -71,6 +72,7 @@ pub(crate) struct MemoryPlan {
     pub(crate) datagram: u64,
     /// Descriptors that the longest packet takes on a TX ring.
     pub(crate) pieces_max: u32,
+    pub(crate) checksum: Checksum,
 }
 
 impl MemoryPlan {
@@ -86,6 +88,14 @@ impl MemoryPlan {
         chunk_len: u32,
         caps: Caps,
     ) -> Result<MemoryPlan, OpenError> {
+        let checksum = config.link.checksum;
+        if checksum == Checksum::Offload && !caps.sums {
+            return Err(OpenError::Config(
+                "the driver sums no packets of AF_XDP up in zero-copy mode (netdev's xsk-features lack tx-checksum); use copy mode \
+                 (--mode copy), or --checksum integrated"
+                    .to_owned(),
+            ));
+        }
         // A layout's payload is a multiple of 8: a packet of another wire may be longer by less than that.
         let packet_len = u32::from(layout.max_frame_len()) + 7;
         let frame_capacity = chunk_len - XDP_PACKET_HEADROOM;
@@ -136,13 +146,15 @@ impl MemoryPlan {
                         kept_frames: caps.kept_frames,
                         tx_bound: caps.tx_bound,
                         tx_steers: caps.tx_steers,
+                        sums: caps.sums,
                         ..Caps::copying(0)
                     },
                 }
             },
             device_moves: !caps.witness,
             datagram,
-            pieces_max: packet_len.div_ceil(chunk_len),
+            pieces_max: packet_len.div_ceil(chunk_len - u32::from(checksum.room())),
+            checksum,
         })
     }
 
@@ -162,6 +174,7 @@ impl MemoryPlan {
             mapping: umem.mapping(),
             chunk_len: self.chunk_len,
             multi_buffer: self.is_multi_buffer(),
+            tx_metadata_len: self.checksum.room().into(),
         }
     }
 
@@ -273,7 +286,7 @@ impl<P: Port> Parts<P> {
             };
             let (rx, tx) = open_once_free(port, &spec)?;
             general = Some(General::new(queue, rx));
-            scheduler.add_general(Transmit::new(queue, tx, in_flight));
+            scheduler.add_general(Transmit::new(queue, tx, in_flight, plan.checksum));
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
@@ -299,7 +312,7 @@ impl<P: Port> Parts<P> {
                 registered_len,
                 is_open: true,
                 failed_ns: [None; 2],
-                transmit: scheduler.add(Transmit::new(queue, tx, in_flight)),
+                transmit: scheduler.add(Transmit::new(queue, tx, in_flight, plan.checksum)),
                 woken: false,
                 flow: Flow::default(),
                 footprint: Footprint::Known,
@@ -355,10 +368,15 @@ impl<P: Port> Parts<P> {
             ),
             sending: Sending::new(
                 self.scheduler.walking(fixed.caps.tx_steers),
-                FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES),
+                // Each frame is shorter by the room before it.
+                FramePool::new(
+                    plan.transmit_frames + u64::from(plan.checksum.room()),
+                    plan.chunk_len,
+                    TRANSMIT_FRAMES,
+                ),
                 (plan.send_arena, plan.send_len),
                 data,
-                (fixed.layout, fixed.chunk_len),
+                (fixed.layout, fixed.chunk_len, fixed.checksum),
                 fixed.device_moves,
             ),
             landing: self.landing,

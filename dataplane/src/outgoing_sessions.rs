@@ -147,7 +147,7 @@ impl<P: Port> Engine<P> {
         // The grant tells what the receiver sees; its device may have another idea of VLAN tags than ours.
         let layout = (grant.layout.on_link(self.fixed.link).ok())
             .filter(|layout| layout.payload_len() >= crate::fragment_digests::PAYLOAD_LEN_MIN);
-        let Some(layout) = layout else {
+        let Some(layout) = layout.map(|layout| layout.with_room(self.fixed.checksum.room())) else {
             let peer = self.peers.at(index).control;
             self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
@@ -222,7 +222,9 @@ impl<P: Port> Engine<P> {
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.fixed.tx_in_flight;
-        Ok(self.sending.add_queue(Transmit::new(queue, tx, in_flight)))
+        Ok(self
+            .sending
+            .add_queue(Transmit::new(queue, tx, in_flight, self.fixed.checksum)))
     }
 
     /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is

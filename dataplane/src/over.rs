@@ -62,6 +62,9 @@ pub struct PortMemory<'a> {
     pub chunk_len: u32,
     /// Whether packets may be longer than a frame holds: they take several then.
     pub multi_buffer: bool,
+    /// Bytes right before each packet to send that say what the device is to do with it, as its descriptor says then
+    /// ([`Descriptor::options`](crate::ring::Descriptor::options): `XDP_TX_METADATA`); 0: none. Only where the device [sums](Caps::sums).
+    pub tx_metadata_len: u32,
 }
 
 impl<P: Port> Endpoint<P> {
@@ -241,6 +244,7 @@ impl<P: Port> Opened<P> {
             caps: plan.caps,
             datagram: plan.datagram,
             integrity: config.integrity,
+            checksum: plan.checksum,
             patience_ns: config.patience.as_nanos() as u64,
             kept_frames: plan.caps.kept_frames,
             device_moves: plan.device_moves,

@@ -298,6 +298,8 @@ pub struct Caps {
     pub tx_bound: u32,
     /// The sender's transmit queue selects the receiver's queue (veth, vhost): what is to land leaves on the queue that the grant names.
     pub tx_steers: bool,
+    /// Packets whose descriptor asks for it get their UDP checksum on the way out (`struct xsk_tx_metadata`).
+    pub sums: bool,
 }
 
 impl Caps {
@@ -313,6 +315,7 @@ impl Caps {
             kept_frames: 0,
             tx_bound: 0,
             tx_steers: false,
+            sums: false,
         }
     }
 

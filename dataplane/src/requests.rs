@@ -400,7 +400,7 @@ impl<P: Port> Engine<P> {
     /// Registers a flow, with frames of its own.
     pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
         let pieces = (u32::from(self.fixed.mtu) + u32::from(self.fixed.link.ethernet_len()))
-            .div_ceil(self.fixed.chunk_len);
+            .div_ceil(self.fixed.chunk_len - u32::from(self.fixed.checksum.room()));
         let spec = FlowSpec {
             messages: spec.messages.map(|packets| packets.max(2).saturating_mul(pieces)),
             ..*spec

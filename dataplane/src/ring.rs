@@ -81,6 +81,15 @@ impl Descriptor {
         }
     }
 
+    /// The same, with `options` set (`XDP_TX_METADATA`).
+    #[inline]
+    pub const fn with(self, options: u32) -> Descriptor {
+        Descriptor {
+            options: self.options | options,
+            ..self
+        }
+    }
+
     /// The same, with the packet going on in the next descriptor of the ring (multi-buffer mode).
     #[inline]
     pub const fn continued(self) -> Descriptor {

@@ -20,7 +20,7 @@ use crate::memory::Umem;
 use crate::port::{Datagrams, Socket, TxQueue, WakeError};
 use flow::Asked;
 pub use flow::{Flow, FlowError, FlowId, FlowSpec, TxBatch};
-pub(crate) use flow::{Flows, Vacated};
+pub(crate) use flow::{Flows, Vacated, flow_memory_len};
 pub(crate) use queue::{Transmit, Turn};
 pub(crate) use shaper::Shaping;
 pub use shaper::{RateLimit, Scope, Shaper, Signal};
@@ -186,7 +186,7 @@ impl<T: TxQueue> Scheduler<T> {
     ) -> Put {
         match self.queues.get_mut(self.general) {
             Some(queue) => {
-                queue.push(packet.address, packet.len);
+                queue.push_frame(umem, packet.address, packet.len);
                 Put::OnRing
             }
             None => send_by_socket(side, umem, data, packet),
@@ -194,8 +194,8 @@ impl<T: TxQueue> Scheduler<T> {
     }
 
     /// Puts a control packet on a certain queue. The caller has asked for [room](Transmit::room).
-    pub(crate) fn put_control_on(&mut self, queue: usize, address: u64, len: u32) {
-        self.queues[queue].push(address, len);
+    pub(crate) fn put_control_on(&mut self, queue: usize, umem: &Umem, address: u64, len: u32) {
+        self.queues[queue].push_frame(umem, address, len);
         self.control_left(len);
     }
 
@@ -227,7 +227,7 @@ impl<T: TxQueue> Scheduler<T> {
         let Some(queue) = self.queues.get_mut(self.general) else {
             return send_by_socket(side, umem, data, packet);
         };
-        queue.push(packet.address, packet.len);
+        queue.push_frame(umem, packet.address, packet.len);
         if is_awaited || queue.has_burst() {
             queue.flush().unwrap_or_else(failed);
         }
@@ -269,7 +269,8 @@ impl<T: TxQueue> Scheduler<T> {
         if spec.descriptors > left {
             return Err(FlowError::NoDescriptors { left });
         }
-        let id = self.flows.add(spec, addressing, memory, flow);
+        let room = self.queues[self.queue_of_flows()].checksum.room();
+        let id = self.flows.add(spec, addressing, memory, room, flow);
         self.reserve();
         Ok(id)
     }
@@ -327,8 +328,8 @@ impl<T: TxQueue> Scheduler<T> {
                 most => shaping.take(Class::RealTime, most, now),
             };
             let asked = flows.ask(umem, now, allow, |address, len| {
+                queue.push_frame(umem, address, len);
                 sent(address, len);
-                queue.push(address, len);
             });
             match asked {
                 Asked::Nothing => {}

@@ -11,6 +11,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::arena::Arena;
 use crate::bounds::{OUTGOING_MAX, PEERS_MAX, TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::checksum::Checksum;
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::frames::{Frame, FramePool};
@@ -23,6 +24,7 @@ use crate::port::{RxQueue, TxQueue, WakeError};
 use crate::release::Released;
 use crate::scheduler::{
     Class, Flow, FlowError, FlowId, FlowSpec, Scheduler, Scope, Shaper, Transmit, Turn, Vacated,
+    flow_memory_len,
 };
 use crate::small::Small;
 pub(crate) use packets::SmallMessage;
@@ -48,7 +50,10 @@ pub(crate) struct Sending<T> {
     local: SocketAddrV4,
     /// Of messages of one fragment.
     layout: Layout,
-    chunk_len: u32,
+    /// Longest packet that a transmit frame holds, and piece of one that a descriptor is for, in bytes.
+    packet_len_max: u32,
+    /// Bytes before each packet.
+    room: u16,
     /// The device reads the memory itself.
     device_reads: bool,
     /// When this round began.
@@ -71,7 +76,7 @@ impl<T: TxQueue> Sending<T> {
         frames: FramePool,
         (start, len): (u64, u64),
         local: SocketAddrV4,
-        (layout, chunk_len): (Layout, u32),
+        (layout, chunk_len, checksum): (Layout, u32, Checksum),
         device_reads: bool,
     ) -> Sending<T> {
         Sending {
@@ -83,7 +88,8 @@ impl<T: TxQueue> Sending<T> {
             link: Link::default(),
             local,
             layout,
-            chunk_len,
+            packet_len_max: chunk_len - u32::from(checksum.room()),
+            room: checksum.room(),
             device_reads,
             now_ns: 0,
         }
@@ -218,7 +224,7 @@ impl<T: TxQueue> Sending<T> {
         let mut way = Way {
             channel,
             umem,
-            piece_len: self.chunk_len,
+            piece_len: self.packet_len_max,
             more_pieces: 0,
             bytes: 0,
             frames: &mut self.frames,
@@ -257,7 +263,7 @@ impl<T: TxQueue> Sending<T> {
         round.counters.fragments_resent += outbound.resent - resent;
         let frame_len = u32::from(outbound.terms.layout.max_frame_len());
         sent.is_cut |=
-            sent.packets < most && way.channel.room(Class::Bulk) < frame_len.div_ceil(self.chunk_len);
+            sent.packets < most && way.channel.room(Class::Bulk) < frame_len.div_ceil(self.packet_len_max);
         sent
     }
 
@@ -381,8 +387,8 @@ impl<T: TxQueue> Sending<T> {
         spec: &FlowSpec,
         flow: Box<dyn Flow>,
     ) -> Result<FlowId, FlowError> {
-        let frame_len = self.chunk_len;
-        let len = u64::from(spec.frames) * u64::from(frame_len);
+        let frame_len = self.packet_len_max;
+        let len = flow_memory_len(spec.frames, frame_len, self.room);
         if spec.frames == 0 || spec.descriptors == 0 {
             return Err(FlowError::Empty);
         }

@@ -414,7 +414,7 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Resul
         chunk_size: config.chunk_len,
         headroom: options.headroom_len,
         flags: options.registration_flags(),
-        tx_metadata_len: 0,
+        tx_metadata_len: options.tx_metadata_len,
     };
     set_option(fd, libc::XDP_UMEM_REG, &registration).map_err(|source| match source.raw_os_error() {
         // `xdp_umem_account_pages` says ENOBUFS when the locked-memory limit is exceeded.
@@ -424,6 +424,8 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Resul
         Some(libc::ENOMEM) => XskError::Memory {
             len: config.registered_len,
         },
+        // Of what it refuses, all else was looked at before.
+        Some(libc::EINVAL) if options.tx_metadata_len > 0 => XskError::NoMetadata,
         _ => XskError::System {
             call: "setsockopt(XDP_UMEM_REG)",
             source,

@@ -416,6 +416,7 @@ fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<S
         mapping: umem.mapping().clone(),
         chunk_len: 4096,
         multi_buffer: false,
+        tx_metadata_len: 0,
         ring_start,
     };
     let shifted = config.queue_shift != 0;
@@ -455,6 +456,7 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
         mapping: umem.mapping(),
         chunk_len: 4096,
         multi_buffer: false,
+        tx_metadata_len: 0,
         poll_queues: false,
     }
 }

@@ -138,6 +138,8 @@ pub struct Layout {
     /// longer, and its payload shorter, by this much.
     skew: u16,
     payload_len: u16,
+    /// As [`Layout::with_room`] has it.
+    room: u16,
 }
 
 impl Layout {
@@ -225,7 +227,14 @@ impl Layout {
             header_len: below_udp + above_ip,
             skew,
             payload_len,
+            room: 0,
         }
+    }
+
+    /// The same with `room` bytes before each frame in a send region, a multiple of 8: for what a device is told of a packet (AF_XDP's
+    /// transmit metadata). Holes are longer by that; on the wire and in a landing zone nothing changes.
+    pub const fn with_room(self, room: u16) -> Layout {
+        Layout { room, ..self }
     }
 
     /// Largest multiple of 8 that fits an IP packet of `mtu` bytes. IP fragment offsets count in units of 8 bytes; the
@@ -285,13 +294,18 @@ impl Layout {
     /// Bytes of the hole in front of the first fragment's payload in a send region: even, the paper's 44 on `ipfrag`.
     #[inline]
     pub const fn hole_len(&self) -> u16 {
-        self.header_len + FRAME_OFFSET_IN_HOLE
+        self.header_len + self.frame_offset_in_hole()
+    }
+
+    #[inline]
+    const fn frame_offset_in_hole(&self) -> u16 {
+        FRAME_OFFSET_IN_HOLE + self.room
     }
 
     /// Bytes of the hole in front of fragment `index`'s payload (on `ipfrag` 44, then 36).
     #[inline]
     pub const fn fragment_hole_len(&self, index: u32) -> u16 {
-        self.fragment_header_len(index) + FRAME_OFFSET_IN_HOLE
+        self.fragment_header_len(index) + self.frame_offset_in_hole()
     }
 
     /// Longest message, in bytes: 4 GiB on `lm`, one UDP datagram on `ipfrag` (65,507).
@@ -479,7 +493,7 @@ impl Geometry {
     /// The same for all fragments, also on `ipfrag`: 44 + 1472 = 36 + 1480.
     #[inline]
     pub const fn tx_stride(&self) -> u64 {
-        self.layout.max_frame_len() as u64 + FRAME_OFFSET_IN_HOLE as u64
+        self.layout.max_frame_len() as u64 + self.layout.frame_offset_in_hole() as u64
     }
 
     /// Bytes of the send region: holes and payloads, rounded up to a multiple of 16 so that regions can follow each
@@ -493,7 +507,7 @@ impl Geometry {
     /// Where fragment `index`'s frame starts: even for every fragment.
     #[inline]
     pub const fn tx_frame_offset(&self, index: u32) -> u64 {
-        index as u64 * self.tx_stride() + FRAME_OFFSET_IN_HOLE as u64
+        index as u64 * self.tx_stride() + self.layout.frame_offset_in_hole() as u64
     }
 
     /// Where fragment `index`'s payload starts: a multiple of 4.

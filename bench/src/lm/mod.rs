@@ -11,7 +11,7 @@ use lm_dataplane::{
     MemoryConfig, PeerId, ReceiveConfig, Session,
 };
 
-use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
+use crate::cli::{ChecksumOption, DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
 /// Send and landing memory that a program takes at least, and for how many messages of the length measured.
@@ -45,6 +45,9 @@ pub struct EndpointArgs {
     /// Packets in the device and on the way at once: full, auto, or a number
     #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
     pub depth: Depth,
+    /// What is in the UDP checksum of packets that leave
+    #[arg(long, value_enum, default_value_t = ChecksumOption::None)]
+    pub checksum: ChecksumOption,
     /// Take IP fragments in zero-copy mode, too: of their sender's traffic, what cards hash by addresses alone is lost then
     #[arg(long)]
     pub exclusive: bool,
@@ -86,6 +89,7 @@ impl EndpointArgs {
                 mode: self.mode.into(),
                 mtu: self.mtu,
                 depth: self.depth,
+                checksum: self.checksum.into(),
                 ..LinkConfig::default()
             },
             receive: ReceiveConfig {

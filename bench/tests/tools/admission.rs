@@ -46,6 +46,10 @@ fn a_transfer_without_privileges() {
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     assert_eq!(kernel_says(&receiver, "Uid:"), USER.to_string());
     assert_eq!(kernel_says(&receiver, "CapEff:"), "0000000000000000");
+    // The daemon's sockets have nothing summed up.
+    let file = hosts.bed.file("none", 1000);
+    let summed = hosts.send(&["--checksum", "offload", file.to_str().unwrap()]);
+    summed.end().expect_error("--checksum integrated");
     a_file_lands(&hosts, receiver, 64 << 20);
     hosts.wait_until_nothing_is_left();
 }

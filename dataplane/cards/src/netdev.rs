@@ -24,6 +24,8 @@ const XSK_FEATURES: u16 = 6;
 
 /// `NETDEV_XDP_ACT_XSK_ZEROCOPY`.
 const XSK_ZERO_COPY: u64 = 1 << 3;
+/// `NETDEV_XSK_FLAGS_TX_CHECKSUM`.
+const TX_CHECKSUM: u64 = 1 << 1;
 
 /// What a driver says that it can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +62,11 @@ impl XdpFeatures {
     /// Whether AF_XDP sockets can be in zero-copy mode.
     pub fn zero_copy(&self) -> bool {
         self.xdp & XSK_ZERO_COPY != 0
+    }
+
+    /// Whether it sums packets of AF_XDP sockets up in zero-copy mode, where their metadata asks for it.
+    pub fn sums(&self) -> bool {
+        self.xsk & TX_CHECKSUM != 0
     }
 
     fn parse(attributes: &[u8]) -> io::Result<XdpFeatures> {
@@ -201,7 +208,7 @@ mod tests {
             (features.xdp, features.xsk, features.zero_copy_segments),
             (11, 2, 17)
         );
-        assert!(features.zero_copy());
+        assert!(features.zero_copy() && features.sums());
         assert!(!XdpFeatures::default().zero_copy());
         let narrow = attribute(XDP_FEATURES, &1_u32.to_ne_bytes());
         assert!(XdpFeatures::parse(&narrow).is_err(), "a number of another length");

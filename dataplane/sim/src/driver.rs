@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::WireCounters;
+use super::{HostConfig, WireCounters};
 use lm_dataplane::memory::{Mapping, PACKET_HEADROOM, crosses_huge_page, fill_address_is_valid};
 use lm_dataplane::ring::{Descriptor, SimCompletion, SimFill, SimRx, SimTx};
 use lm_dataplane::xsk::XdpStatistics;
@@ -241,19 +241,27 @@ impl SimChannel {
 
     /// As `xp_unaligned_validate_desc` of `net/xdp/xsk_queue.h`. A device reads physical memory: in zero-copy mode a packet must not
     /// cross the end of a huge page.
-    pub(super) fn accepts(&self, descriptor: Descriptor, chunk_len: u32, multi_buffer: bool) -> bool {
-        let start = descriptor.start();
-        if self.is_zero_copy() && crosses_huge_page(start, descriptor.len.max(1)) {
+    pub(super) fn accepts(&self, descriptor: Descriptor, config: &HostConfig) -> bool {
+        let Some(start) = descriptor.start().checked_sub(config.tx_metadata_len.into()) else {
+            return false;
+        };
+        let len = descriptor.len.saturating_add(config.tx_metadata_len);
+        if self.is_zero_copy() && crosses_huge_page(start, len.max(1)) {
             return false;
         }
-        let options = match multi_buffer {
+        let pieces = match config.multi_buffer {
             true => libc::XDP_PKT_CONTD,
             false => 0,
         };
-        descriptor.options & !options == 0
-            && (1..=chunk_len).contains(&descriptor.len)
+        let metadata = match config.tx_metadata_len {
+            0 => 0,
+            _ => libc::XDP_TX_METADATA,
+        };
+        descriptor.options & !(pieces | metadata) == 0
+            && descriptor.len > 0
+            && len <= config.chunk_len
             && start < self.registered_len
-            && u64::from(descriptor.len) <= self.registered_len - start
+            && u64::from(len) <= self.registered_len - start
     }
 
     /// Copy mode: a packet that the gate redirected. As `__xsk_rcv` of `net/xdp/xsk.c` in unaligned mode.

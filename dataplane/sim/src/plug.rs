@@ -100,6 +100,7 @@ impl Wire {
             caps: Caps {
                 held,
                 tx_steers: true,
+                sums: true,
                 ..caps
             },
         }
@@ -127,6 +128,7 @@ impl Wire {
                 mapping: Arc::clone(memory.mapping),
                 chunk_len: memory.chunk_len,
                 multi_buffer: memory.multi_buffer,
+                tx_metadata_len: memory.tx_metadata_len,
                 ring_start: 0,
             }))
         })

@@ -119,6 +119,8 @@ pub struct HostConfig {
     pub chunk_len: u32,
     /// Whether packets may take several chunks, as [`XskOptions::multi_buffer`](lm_dataplane::xsk::XskOptions::multi_buffer): in copy mode.
     pub multi_buffer: bool,
+    /// As [`PortMemory::tx_metadata_len`](lm_dataplane::PortMemory::tx_metadata_len).
+    pub tx_metadata_len: u32,
     /// Where the indices of its rings begin: just below 2³² to test the wrap.
     pub ring_start: u32,
 }
@@ -339,6 +341,26 @@ impl Wire {
     }
 }
 
+/// As `xsk_skb_metadata` of net/xdp/xsk.c and a device behind it: sums a packet up from where its metadata says. `false`: it asks for something
+/// else, or for a sum that does not lie in the packet.
+fn sum_as_told(packet: &mut [u8], metadata: &[u8]) -> bool {
+    let word = |at: usize| usize::from(u16::from_ne_bytes([metadata[at], metadata[at + 1]]));
+    let flags = u64::from_ne_bytes(metadata[..8].try_into().expect("eight bytes"));
+    if flags == 0 {
+        return true;
+    }
+    let (start, offset) = (word(8), word(10));
+    if flags != u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM) || start + offset + 2 > packet.len() {
+        return false;
+    }
+    let checksum = match lm_protocol::wire::ipv4::checksum(&packet[start..]) {
+        0 => 0xffff,
+        checksum => checksum,
+    };
+    packet[start + offset..][..2].copy_from_slice(&checksum.to_be_bytes());
+    true
+}
+
 impl Shared {
     /// Sends up to `max` packets of one TX ring; how many descriptors it took. The last packet may end behind them.
     fn transmit(&mut self, from: usize, queue: u32, max: u32) -> u32 {
@@ -367,9 +389,9 @@ impl Shared {
             }
             let is_legal = |piece: u32| {
                 let descriptor = channel.tx.read(piece);
-                channel.accepts(descriptor, host.config.chunk_len, multi_buffer)
+                channel.accepts(descriptor, &host.config)
             };
-            let valid = is_whole && (0..pieces).all(is_legal);
+            let mut valid = is_whole && (0..pieces).all(is_legal);
             self.packet.clear();
             for descriptor in (0..pieces).map(|piece| channel.tx.read(piece)).filter(|_| valid) {
                 let frame = host
@@ -380,6 +402,14 @@ impl Shared {
                 // completion.
                 let piece = unsafe { std::slice::from_raw_parts(frame.as_ptr(), descriptor.len as usize) };
                 self.packet.extend_from_slice(piece);
+            }
+            let first = channel.tx.read(0);
+            if valid && first.options & libc::XDP_TX_METADATA != 0 {
+                let len = host.config.tx_metadata_len;
+                let metadata = (host.config.mapping).pointer(first.start() - u64::from(len), len.into());
+                // SAFETY: as for the packet, before which it lies.
+                let metadata = unsafe { std::slice::from_raw_parts(metadata.as_ptr(), len as usize) };
+                valid = sum_as_told(&mut self.packet, metadata);
             }
             if valid {
                 for piece in 0..pieces {

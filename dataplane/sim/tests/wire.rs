@@ -44,6 +44,7 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
         mapping: umem.mapping().clone(),
         chunk_len: CHUNK_LEN,
         multi_buffer: false,
+        tx_metadata_len: 0,
         ring_start: u32::MAX - 7,
     };
     let wire_config = WireConfig {
@@ -548,6 +549,7 @@ fn packets_moved_by_hand_run_the_program_once() {
         mapping: umem.mapping().clone(),
         chunk_len: CHUNK_LEN,
         multi_buffer: false,
+        tx_metadata_len: 0,
         ring_start: 0,
     };
     let wire_config = WireConfig {

@@ -88,6 +88,7 @@ impl<P: Port> PeerHandle<'_, P> {
             .peers
             .named(self.id)
             .ok_or(ConnectError::UnknownPeer)?;
+        options.check(self.endpoint.engine.fixed.checksum)?;
         self.endpoint.engine.end_session(self.id.index, now_ns);
         self.endpoint.engine.apply(self.id.index, options, now_ns);
         Ok(())

@@ -49,12 +49,7 @@ impl Outgoing {
         umem: &Umem,
         hasher: &FragmentHasher,
     ) {
-        let fragment = self.geometry.fragment(index);
-        let address = self.start + self.geometry.tx_frame_offset(index) + u64::from(fragment.header_len);
-        // SAFETY: the payload lies inside the region that the application handed over with the message: it has no
-        // reference to it any more, the kernel only reads it, and headers are written before it.
-        let payload = unsafe { umem.mapping().slice(address, u64::from(fragment.len)) };
-        digests.set(self.start, index, hasher.digest(payload));
+        digests.set(self.start, index, hasher.digest(self.payload(index, umem)));
     }
 
     /// Every fragment's digest is known.

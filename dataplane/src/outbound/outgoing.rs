@@ -7,6 +7,7 @@ use lm_protocol::wire::{DataTemplate, IpFragTemplate};
 
 use super::streamed::Stream;
 use crate::bounds::OUTGOING_MAX;
+use crate::checksum::Checksum;
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
@@ -89,7 +90,9 @@ impl Outgoing {
             Template::IpFrag(template) => template.write(header, index, fragment.len),
         };
         let mut address = self.start + self.geometry.tx_frame_offset(index);
-        if way.device_reads && crosses_huge_page(address, frame_len) {
+        let checksum = way.channel.checksum;
+        let room = checksum.room();
+        if way.device_reads && crosses_huge_page(address - u64::from(room), frame_len + u32::from(room)) {
             address = self.copy_payload(index, header_len as u64, way)?;
         } else {
             self.in_flight += 1;
@@ -103,12 +106,40 @@ impl Outgoing {
         } else {
             way.channel.push(address, frame_len);
         }
+        if checksum != Checksum::None {
+            checksum.complete(
+                way.umem,
+                address,
+                &mut header[..header_len],
+                self.payload(index, way.umem),
+            );
+        }
         // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
         way.umem.copy_to(address, &header[..header_len]);
         if let Some(sent) = sent {
             sent(way.umem, address, frame_len);
         }
         Some(frame_len)
+    }
+
+    /// The payload of fragment `index`.
+    #[inline]
+    pub(super) fn payload<'a>(&self, index: u32, umem: &'a Umem) -> &'a [u8] {
+        let fragment = self.geometry.fragment(index);
+        let address = self.start + self.geometry.tx_frame_offset(index) + u64::from(fragment.header_len);
+        // SAFETY: the payload lies inside the region that the application handed over with the message: it has no
+        // reference to it any more, the kernel only reads it, and headers are written before it.
+        unsafe { umem.mapping().slice(address, u64::from(fragment.len)) }
+    }
+
+    /// The UDP checksum of a message that is one datagram goes into its first fragment's header, so it is known before any leaves.
+    #[cold]
+    pub(super) fn sum_datagram(&mut self, umem: &Umem) {
+        let Template::IpFrag(mut template) = self.template else {
+            return;
+        };
+        template.sum_up((0..self.geometry.fragment_count()).map(|index| self.payload(index, umem)));
+        self.template = Template::IpFrag(template);
     }
 
     /// Copies the payload of fragment `index` to a frame of its own, behind room for its headers; the frame's address.

@@ -4,6 +4,7 @@
 use lm_protocol::window::WindowShape;
 
 use super::{Heard, Outgoing, Template, Way};
+use crate::checksum::Checksum;
 use crate::memory::Umem;
 use crate::port::TxQueue;
 
@@ -31,8 +32,12 @@ impl Outgoing {
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
         let highest = window.index_at(first, count);
-        // Where the device reads, a packet may have to be copied; a long one takes several descriptors.
-        if way.device_reads || frame_len > way.piece_len || highest + 1 >= count {
+        // Where the device reads, a packet may have to be copied; a long one takes several descriptors. A checksum is each packet's own.
+        if way.device_reads
+            || way.channel.checksum != Checksum::None
+            || frame_len > way.piece_len
+            || highest + 1 >= count
+        {
             return (0, frame_len);
         }
         let left = (first | (window.fragments() - 1)).min(count - 1) + 1 - first;

@@ -143,6 +143,8 @@ struct Lane {
     start: u64,
     len: u64,
     frame_len: u32,
+    /// Bytes before each frame.
+    room: u32,
     frames: Vec<Frame>,
     descriptors: u32,
     messages: Option<u32>,
@@ -156,14 +158,19 @@ struct Frame {
     packet_len: u32,
 }
 
+/// Bytes of memory for so many frames, each with room before it.
+pub(crate) fn flow_memory_len(frames: u32, frame_len: u32, room: u16) -> u64 {
+    u64::from(frames) * (u64::from(frame_len) + u64::from(room))
+}
+
 impl Lane {
     fn address(&self, frame: u32) -> u64 {
-        self.start + u64::from(frame) * u64::from(self.frame_len)
+        self.start + u64::from(self.room) + u64::from(frame) * u64::from(self.frame_len + self.room)
     }
 
     /// The token of the oldest packet that lies at `address`.
     fn take_pending(&mut self, address: u64) -> Option<u64> {
-        let frame = (address.checked_sub(self.start)? / u64::from(self.frame_len)) as u32;
+        let frame = (address.checked_sub(self.start)? / u64::from(self.frame_len + self.room)) as u32;
         let position = self.pending.iter().position(|(pending, _)| *pending == frame)?;
         let (_, token) = self.pending.remove(position)?;
         self.frames[frame as usize].in_flight -= 1;
@@ -231,12 +238,13 @@ impl Flows {
         staying.filter_map(|registered| registered.lane.messages).min()
     }
 
-    /// A flow with memory from UMEM address `start` on: its frames, one after the other.
+    /// A flow with memory from UMEM address `start` on: its frames, one after the other, with `room` bytes before each.
     pub(super) fn add(
         &mut self,
         spec: &FlowSpec,
         addressing: Option<Addressing>,
         (start, frame_len): (u64, u32),
+        room: u16,
         flow: Box<dyn Flow>,
     ) -> FlowId {
         self.last += 1;
@@ -244,8 +252,9 @@ impl Flows {
         let lane = Lane {
             addressing,
             start,
-            len: u64::from(spec.frames) * u64::from(frame_len),
+            len: flow_memory_len(spec.frames, frame_len, room),
             frame_len,
+            room: room.into(),
             frames: vec![Frame::default(); spec.frames as usize],
             descriptors: spec.descriptors,
             messages: spec.messages,

@@ -6,6 +6,8 @@ use lm_protocol::time::Time;
 
 use super::{CLASSES, Class};
 use crate::bounds::{InFlight, TRANSMIT_BURST};
+use crate::checksum::Checksum;
+use crate::memory::Umem;
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 
@@ -44,6 +46,9 @@ pub(crate) struct Transmit<T> {
     /// Visible to the kernel, not yet known to be taken.
     unsent: bool,
     pub(crate) turn: Option<Turn>,
+    /// What is done about UDP's checksum of packets that leave here, and what their descriptors say of it.
+    pub(crate) checksum: Checksum,
+    options: u32,
     pub(crate) packets: u64,
     pub(crate) wakeups: u64,
     /// Completions that no packet was waiting for.
@@ -51,7 +56,7 @@ pub(crate) struct Transmit<T> {
 }
 
 impl<T: TxQueue> Transmit<T> {
-    pub(crate) fn new(queue: u32, tx: T, in_flight: InFlight) -> Transmit<T> {
+    pub(crate) fn new(queue: u32, tx: T, in_flight: InFlight, checksum: Checksum) -> Transmit<T> {
         let most = in_flight.most.clamp(1, tx.descriptors_max());
         Transmit {
             queue,
@@ -63,6 +68,8 @@ impl<T: TxQueue> Transmit<T> {
             written: 0,
             unsent: false,
             turn: None,
+            checksum,
+            options: checksum.descriptor_options(),
             packets: 0,
             wakeups: 0,
             unknown: 0,
@@ -147,7 +154,17 @@ impl<T: TxQueue> Transmit<T> {
         self.in_flight < self.limits[class as usize] && self.tx.room(self.written + 1) > self.written
     }
 
-    /// Writes one packet in one piece. The caller has asked for [`room`](Transmit::room).
+    /// Completes a packet in a frame of its own and writes it. The caller has asked for [`room`](Transmit::room).
+    #[inline]
+    pub(crate) fn push_frame(&mut self, umem: &Umem, address: u64, len: u32) {
+        if self.checksum != Checksum::None {
+            self.checksum.complete_frame(umem, address, len);
+        }
+        self.push(address, len);
+    }
+
+    /// Writes one packet in one piece, whose headers are complete or will be before it is handed over. The caller has asked for
+    /// [`room`](Transmit::room).
     #[inline]
     pub(crate) fn push(&mut self, address: u64, len: u32) {
         self.put(0, address, len);
@@ -159,8 +176,8 @@ impl<T: TxQueue> Transmit<T> {
     pub(crate) fn put(&mut self, offset: u32, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
         debug_assert!(address & 1 == 0, "TX addresses are even");
-        self.tx
-            .write(self.written + offset, Descriptor::new(address, len));
+        let descriptor = Descriptor::new(address, len).with(self.options);
+        self.tx.write(self.written + offset, descriptor);
     }
 
     /// Counts so many packets that were [put](Transmit::put).
@@ -183,10 +200,13 @@ impl<T: TxQueue> Transmit<T> {
         for piece in 0..pieces {
             let skipped = piece * piece_len;
             let start = address + u64::from(skipped);
+            // What the first one says of metadata is of the whole packet.
+            let options = if piece == 0 { self.options } else { 0 };
             let descriptor = match piece + 1 < pieces {
                 true => Descriptor::new(start, piece_len).continued(),
                 false => Descriptor::new(start, len - skipped),
-            };
+            }
+            .with(options);
             self.tx.write(self.written + piece, descriptor);
         }
         self.written += pieces;

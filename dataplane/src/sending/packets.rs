@@ -229,7 +229,10 @@ impl<T: TxQueue> Sending<T> {
         let parts = [&headers[..header_len], payload, trailer.as_bytes()];
         let len = parts.iter().map(|part| part.len() as u32).sum();
         // The frame behind this one is somebody else's.
-        assert!(len <= self.chunk_len, "control packets are shorter than a frame");
+        assert!(
+            len <= self.packet_len_max,
+            "control packets are shorter than a frame"
+        );
         let address = frame.address();
         let mut at = address;
         for part in parts {
@@ -264,7 +267,7 @@ impl<T: TxQueue> Sending<T> {
         };
         let address = frame.address();
         memory.umem().copy_to(address, packet);
-        self.scheduler.put_control_on(queue, address, packet.len() as u32);
+        (self.scheduler).put_control_on(queue, memory.umem(), address, packet.len() as u32);
         self.frames.control_sent(frame);
     }
 
@@ -324,7 +327,7 @@ impl<T: TxQueue> Sending<T> {
     ) -> bool {
         let payload_len = payload.end - payload.start;
         let len = addressing.header_len() as u64 + payload_len;
-        if self.scheduler.general().is_none() || len > u64::from(self.chunk_len) {
+        if self.scheduler.general().is_none() || len > u64::from(self.packet_len_max) {
             let mut datagram = header.encode(payload_len as u16).to_vec();
             let header_len = datagram.len();
             datagram.resize(header_len + payload_len as usize, 0);
@@ -367,8 +370,8 @@ impl<T: TxQueue> Sending<T> {
         frame: Frame,
         (data, packet): (SocketAddrV4, &Packet),
     ) -> bool {
-        memory.record(packet.address, packet.len);
         let put = (self.scheduler).put_small(side, memory.umem(), data, packet);
+        memory.record(packet.address, packet.len);
         match put {
             Put::OnRing => self.frames.control_sent(frame),
             Put::Copied | Put::Refused => self.frames.put(frame),

@@ -20,6 +20,7 @@ use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
 use crate::bounds::{GENERAL_FRAMES, InFlight, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
+use crate::checksum::Checksum;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
 use crate::config::{EndpointConfig, LinkConfig, MemoryConfig, ReceiveConfig};
 use crate::connect::{ConnectError, ConnectOptions};
@@ -75,6 +76,7 @@ pub(crate) struct BedConfig {
     pub(crate) in_order: bool,
     /// What both hosts do for what they send.
     pub(crate) integrity: Integrity,
+    pub(crate) checksum: Checksum,
     /// Whether IP fragments may land in zero-copy mode.
     pub(crate) exclusive: bool,
     /// What the device writes beside packets is found out before the first session.
@@ -113,6 +115,7 @@ impl Default for BedConfig {
             guarded: true,
             in_order: true,
             integrity: Integrity::Manifest,
+            checksum: Checksum::None,
             exclusive: false,
             probing: false,
             mode: ModeRequest::ZeroCopy,
@@ -151,6 +154,7 @@ pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
         link: LinkConfig {
             mtu: Some(config.mtu),
             mode: config.mode,
+            checksum: config.checksum,
             ..LinkConfig::default()
         },
         receive: ReceiveConfig {
@@ -213,6 +217,7 @@ pub(crate) fn engine_on<P: Port>(
         },
         datagram: plan.datagram,
         integrity: config.integrity,
+        checksum: plan.checksum,
         patience_ns: config.patience.as_nanos() as u64,
         device_moves: plan.device_moves,
         kept_frames: plan.caps.kept_frames,
@@ -279,6 +284,7 @@ impl Bed {
             mapping: umem.mapping().clone(),
             chunk_len: plans[0].chunk_len,
             multi_buffer: plans[0].is_multi_buffer(),
+            tx_metadata_len: plans[0].checksum.room().into(),
             ring_start: config.ring_start,
         });
         let (wire, nics) = simnic::switch(wire_config, hosts.collect());

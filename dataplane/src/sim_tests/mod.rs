@@ -8,6 +8,7 @@ mod audience;
 mod bed;
 mod believed;
 mod beside;
+mod checksum;
 mod copies;
 mod crossing;
 mod delivery;

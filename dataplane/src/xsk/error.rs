@@ -23,6 +23,8 @@ pub enum XskError {
         /// Bytes asked for.
         len: u64,
     },
+    /// The kernel has no transmit metadata.
+    NoMetadata,
     /// Not enough memory to pin.
     Memory {
         /// Bytes asked for.
@@ -80,6 +82,10 @@ impl fmt::Display for XskError {
             XskError::LockedMemory { len } => write!(
                 f,
                 "registering {len} bytes exceeds the locked-memory limit; raise it (ulimit -l unlimited) or grant CAP_IPC_LOCK"
+            ),
+            XskError::NoMetadata => f.write_str(
+                "this kernel takes no metadata with packets to send, so that nobody sums them up; use one from Linux 6.11 on, or \
+                 --checksum integrated",
             ),
             XskError::Memory { len } => {
                 write!(

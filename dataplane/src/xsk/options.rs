@@ -21,6 +21,9 @@ pub struct XskOptions {
     /// ([`Descriptor::continues`](crate::ring::Descriptor::continues)). Without it a packet longer than a frame is lost on
     /// reception and refused on transmission. The program must be loaded with `BPF_F_XDP_HAS_FRAGS`.
     pub multi_buffer: bool,
+    /// Bytes right before each packet to send that tell the driver what to do with it (`struct xsk_tx_metadata`), where a descriptor says so:
+    /// below 256, a multiple of 8. Every packet then begins that far into the memory at least, and is that much shorter than a chunk.
+    pub tx_metadata_len: u32,
 }
 
 impl XskOptions {
@@ -56,11 +59,15 @@ impl XskOptions {
     }
 
     pub(super) fn registration_flags(&self) -> u32 {
-        if self.aligned_chunks {
-            0
-        } else {
-            libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG
-        }
+        let layout = match self.aligned_chunks {
+            true => 0,
+            false => libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        };
+        let metadata = match self.tx_metadata_len {
+            0 => 0,
+            _ => libc::XDP_UMEM_TX_METADATA_LEN,
+        };
+        layout | metadata
     }
 
     pub(super) fn bind_flags(&self) -> u16 {

@@ -4,6 +4,7 @@
 mod bed;
 mod harness;
 
+mod checksums;
 mod growth;
 mod life;
 mod messages;

@@ -179,10 +179,10 @@ fn an_ordinary_socket_is_sent_to_from_the_data_port() {
 }
 
 /// A file that goes with the value.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
+    pub(crate) fn new(name: &str) -> Scratch {
         Scratch(std::env::temp_dir().join(format!("lm-endpoint-{}-{name}.pcap", std::process::id())))
     }
 }

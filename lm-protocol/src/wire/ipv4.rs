@@ -182,15 +182,22 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !fold(sum(bytes))
 }
 
-/// Sum of big-endian 16-bit words, an odd last byte padded with zero. Exact for anything below 2^48 bytes.
+/// One's complement sum of big-endian 16-bit words, an odd last byte padded with zero; 0 for zeros alone. For anything below 2^32 bytes.
 #[inline]
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<2>();
-    let whole: u64 = words
+    // Wider words, and as the machine reads them: the sum is the same, and may be swapped afterwards (RFC 1071, sections 2.B and 2.C).
+    let (words, rest) = bytes.as_chunks::<4>();
+    let (pairs, last) = rest.as_chunks::<2>();
+    let words: u64 = words
         .iter()
-        .map(|word| u64::from(u16::from_be_bytes(*word)))
+        .map(|word| u64::from(u32::from_ne_bytes(*word)))
         .sum();
-    whole + rest.first().map_or(0, |last| u64::from(*last) << 8)
+    let pairs: u64 = pairs
+        .iter()
+        .map(|pair| u64::from(u16::from_ne_bytes(*pair)))
+        .sum();
+    let last = last.first().map_or(0, |last| u16::from_ne_bytes([*last, 0]));
+    u64::from(u16::from_be(fold(words + pairs + u64::from(last))))
 }
 
 /// Folds carries back in until 16 bits are left.

@@ -7,7 +7,7 @@
 use super::addressing::Addressing;
 use super::ipv4::{Ipv4Header, Ipv4Repr, PROTOCOL_UDP, fold, sum};
 use super::lm::{self, LmHeader};
-use super::udp::UdpRepr;
+use super::udp::{self, UdpRepr};
 use crate::geometry::{Geometry, Layout, Wire};
 use zerocopy::IntoBytes;
 
@@ -238,6 +238,12 @@ impl IpFragTemplate {
         Some(template)
     }
 
+    /// Has this message's UDP header bear the checksum of the whole datagram, whose payload lies in these pieces.
+    pub fn sum_up<'a>(&mut self, payload: impl IntoIterator<Item = &'a [u8]>) {
+        let headers_len = self.header_len(0);
+        udp::put_checksum(&mut self.bytes[..headers_len], payload);
+    }
+
     /// The next message to the same receiver, with a geometry of the same layout.
     pub fn set_message(&mut self, geometry: &Geometry, message: u32, udp_checksum: u16) {
         let ip_at = usize::from(self.ethernet_len);
@@ -245,7 +251,7 @@ impl IpFragTemplate {
         let udp_len = (geometry.message_len() as u16).wrapping_add(UDP_LEN as u16);
         put_u16(&mut self.bytes, ip_at + IP_ID, message as u16);
         put_u16(&mut self.bytes, ip_at + UDP_LENGTH, udp_len);
-        put_u16(&mut self.bytes, ip_at + IP_LEN + 6, udp_checksum);
+        put_u16(&mut self.bytes, ip_at + IP_LEN + udp::CHECKSUM, udp_checksum);
         self.count = geometry.fragment_count();
 
         let mut ip = [0; IP_LEN];

@@ -194,6 +194,53 @@ proptest! {
     }
 
     #[test]
+    fn checksums_in_frames_are_etherparses(
+        address in any_addressing(),
+        header in any_header(),
+        bytes in prop::collection::vec(any::<u8>(), 1..1400),
+        cuts in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+        before: u16,
+    ) {
+        let payload = payload_for(&header, &bytes);
+        let mut packet = vec![0; 70 + payload.len()];
+        let header_len = address.write_headers(&mut packet, &header, payload.len()).unwrap();
+        packet.truncate(header_len + payload.len());
+        packet[header_len..].copy_from_slice(&payload);
+        let udp = header_len - 32;
+        let right = {
+            let (header, payload) = UdpHeader::from_slice(&packet[udp..]).unwrap();
+            header.calc_checksum_ipv4_raw(address.src_ip.octets(), address.dst_ip.octets(), payload).unwrap()
+        };
+        // Whatever was there, and wherever the headers are told to end.
+        packet[udp + 6..udp + 8].copy_from_slice(&before.to_be_bytes());
+        let end = udp + 8 + cuts.0.index(packet.len() - udp - 7);
+        let (headers, rest) = packet.split_at_mut(end);
+        let (one, other) = rest.split_at(cuts.1.index(rest.len() + 1));
+        prop_assert_eq!(udp::put_checksum(headers, [one, other]), Some(udp));
+        prop_assert_eq!(&packet[udp + 6..udp + 8], &right.to_be_bytes());
+        // A device goes on from the sum over the pseudo header.
+        prop_assert_eq!(udp::put_pseudo_sum(&mut packet[..end]), Some(udp));
+        let sum = match lm_protocol::wire::ipv4::checksum(&packet[udp..]) {
+            0 => 0xffff,
+            sum => sum,
+        };
+        prop_assert_eq!(sum, right);
+        // What is no whole UDP datagram over IPv4 stays as it is.
+        let ip = udp - 20;
+        for (at, bit) in [(ip - 1, 1), (ip, 0x10), (ip, 4), (ip + 6, 0x20), (ip + 7, 1), (ip + 9, 1)] {
+            let mut other = packet.clone();
+            other[at] ^= bit;
+            let same = other.clone();
+            prop_assert_eq!(udp::put_checksum(&mut other, []), None);
+            prop_assert_eq!(udp::put_pseudo_sum(&mut other), None);
+            prop_assert!(other == same);
+        }
+        for len in 0..udp + 8 {
+            prop_assert_eq!(udp::put_checksum(&mut packet[..len].to_vec(), []), None);
+        }
+    }
+
+    #[test]
     fn entries_survive(entries in prop::collection::vec(any::<(u64, u64)>(), 0..60)) {
         let announced: Vec<AnnounceEntry> = entries
             .iter()

@@ -49,6 +49,8 @@ const SYSTEMS: [&str; 11] = [
 ];
 /// Measured beside a stream on igb, whose bound it adapts: the others complete at once what they are handed.
 const AUTO_QUEUE: &str = "lm-auto-queue";
+/// Streams with UDP's checksum, by whoever sums it up: in copy mode, where all of it can be.
+const CHECKSUMS: [&str; 3] = ["lm-integrated", "lm-offload", "lm-summed-apart"];
 /// Messages of real-time sockets, whose ends sleep as those of blocking UDP do: for table 1 of SS-RTUDP.
 const REAL_TIME: &str = "real-time-sleeping";
 /// More rows have no table of their layers.
@@ -289,6 +291,7 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
     match system {
         system if system.starts_with(FROZEN) && device == Device::Veth => vec![copy],
         system if system.starts_with(FROZEN) => vec![zero_copy, copy],
+        system if CHECKSUMS.contains(&system) => vec![copy],
         AUTO_QUEUE if device != Device::Igb => Vec::new(),
         "lm" | "lm-sleeping" | AUTO_QUEUE | "bare" if device != Device::Veth => vec![zero_copy, copy],
         "lm" | "lm-sleeping" | REAL_TIME | "bare" | "lm-no-integrity" => vec![copy],
@@ -302,6 +305,7 @@ fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
 /// several packets. The kernel's far ends have one peer.
 fn measures(system: &str, what: What, size: u64) -> bool {
     match what {
+        _ if CHECKSUMS.contains(&system) => what == What::Stream,
         _ if system == AUTO_QUEUE => what == What::Beside && size > 1472,
         What::Stream => system != "bare" || size <= 1472,
         What::RoundTrips if system == "bare" => size <= 1472,

@@ -1,15 +1,18 @@
 //! LM through its public [`Endpoint`] alone. It spins unless it is to sleep; a session is opened where a message does not fit one packet.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     ConnectOptions, DEFAULT_PORT, Depth, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
 };
 
+use lm_protocol::wire::udp::checksum;
+
 use super::drive::HandedOver;
 use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
-use crate::cli::{Failure, IntegrityOption, chain};
+use crate::cli::{ChecksumOption, Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
 use crate::suite::host::await_link;
 
@@ -36,6 +39,11 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         depth: match spec.transport {
             Transport::LmAutoQueue => Depth::Auto,
             _ => args.depth,
+        },
+        checksum: match spec.transport {
+            Transport::LmIntegrated => ChecksumOption::Integrated,
+            Transport::LmOffload => ChecksumOption::Offload,
+            _ => ChecksumOption::None,
         },
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
@@ -86,6 +94,7 @@ pub(super) struct Lm {
     peer: Option<PeerId>,
     options: ConnectOptions,
     integrity: IntegrityOption,
+    sums_apart: bool,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
     ending: bool,
@@ -117,6 +126,7 @@ impl Lm {
             peer,
             options,
             integrity: integrity(spec),
+            sums_apart: spec.transport == Transport::LmSummedApart,
             peers: Vec::with_capacity(args.senders as usize),
             ending: false,
         })
@@ -126,7 +136,7 @@ impl Lm {
 impl End for Lm {
     fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
         let peer = self.peer.expect("a far end only answers");
-        let region = loop {
+        let mut region = loop {
             match try_loan(&mut self.endpoint, peer, len, number) {
                 Ok(Some(region)) => break region,
                 Ok(None) => {
@@ -144,6 +154,11 @@ impl End for Lm {
                 Err(error) => return Err(failed(&error)),
             }
         };
+        if self.sums_apart {
+            let any = Ipv4Addr::UNSPECIFIED;
+            let payload = region.payloads_mut().map(|piece| &*piece);
+            std::hint::black_box(checksum(any, any, 0, 0, payload));
+        }
         let sent = self.endpoint.send(region, number);
         sent.map_err(|error: SendError| failed(&error))?;
         while self.endpoint.try_completion().is_some() {}

@@ -54,6 +54,12 @@ pub(crate) enum Transport {
     LmSleeping,
     /// LM whose ends bound what is at the device and on the way by what keeps it busy.
     LmAutoQueue,
+    /// LM that sums packets up for UDP's checksum when they leave.
+    LmIntegrated,
+    /// LM whose device, or kernel, sums packets up.
+    LmOffload,
+    /// LM whose sender reads each message once more before it sends it, to sum it up.
+    LmSummedApart,
     /// LM's real-time sockets, never asleep.
     RealTime,
     /// The same, asleep while there is nothing to do.
@@ -88,6 +94,9 @@ impl Transport {
                 | Transport::LmNoIntegrity
                 | Transport::LmSleeping
                 | Transport::LmAutoQueue
+                | Transport::LmIntegrated
+                | Transport::LmOffload
+                | Transport::LmSummedApart
                 | Transport::RealTime
                 | Transport::RealTimeSleeping
         )
@@ -376,12 +385,16 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
     let near = args.side == Side::Near;
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
     Ok(match spec.transport {
-        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::LmAutoQueue => {
-            Box::new(lm::Lm::open(args, spec, ready)?)
-        }
         Transport::RealTime | Transport::RealTimeSleeping => {
             Box::new(socket::RealTimeEnd::open(args, spec, ready)?)
         }
+        Transport::Lm
+        | Transport::LmNoIntegrity
+        | Transport::LmSleeping
+        | Transport::LmAutoQueue
+        | Transport::LmIntegrated
+        | Transport::LmOffload
+        | Transport::LmSummedApart => Box::new(lm::Lm::open(args, spec, ready)?),
         Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
             Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)

@@ -47,6 +47,7 @@ pub(crate) fn asked(rows: &Value) -> serde_json::Result<Vec<Line>> {
             found.alone(&mut lines);
         }
         found.queue(&mut lines);
+        found.checksum(&mut lines);
         found.beside_bare(&mut lines);
     }
     Ok(lines)
@@ -213,6 +214,25 @@ impl Found<'_> {
             |one| &one.beside,
             (1e6, "Mbit/s"),
         );
+    }
+
+    /// What UDP's checksum costs beside digests alone (E-UDP §4.1): a byte's instructions, which are what is left of the goodput.
+    fn checksum(&self, lines: &mut Vec<Line>) {
+        let bound = match &*self.one.row.system {
+            "lm-integrated" => 1.1,
+            "lm-offload" => 1.02,
+            _ => return,
+        };
+        let row = &self.one.row;
+        let alone = self.other("lm", row.mode, row.size);
+        if row.size == STREAMS[0]
+            && let Some(alone) = alone
+            && let (Some(own), Some(others)) = (self.one.median(), alone.median())
+        {
+            let what = format!("instructions a payload byte, {}: / digests alone", row.system);
+            let words = format!("{:.0} : {:.0} Mbit/s", own / 1e6, others / 1e6);
+            lines.push(self.judged(what, bound, false, others / own, words, &[alone]));
+        }
     }
 
     /// Another system that does the same, on the same machine.
