@@ -23,7 +23,7 @@ pub enum Checksum {
 }
 
 /// Length of `struct xsk_tx_metadata` (`linux/if_xdp.h`), which lies right before a packet, in bytes.
-pub(crate) const METADATA_LEN: u16 = 24;
+pub(crate) const METADATA_LEN: u8 = 24;
 /// Its fields `flags`, and `request.csum_start` and `request.csum_offset`.
 const FLAGS: std::ops::Range<usize> = 0..8;
 const START: std::ops::Range<usize> = 8..10;
@@ -31,7 +31,7 @@ const OFFSET: std::ops::Range<usize> = 10..12;
 
 impl Checksum {
     /// Bytes that are kept before each packet.
-    pub(crate) const fn room(self) -> u16 {
+    pub(crate) const fn room(self) -> u8 {
         match self {
             Checksum::None | Checksum::Integrated => 0,
             Checksum::Offload => METADATA_LEN,
@@ -48,7 +48,6 @@ impl Checksum {
 
     /// Completes the headers of the packet that is to lie at `address`, up to UDP's or further; `payload` is what follows them. Of a packet that the
     /// device reads already it writes what is there.
-    #[cold]
     pub(crate) fn complete(self, umem: &Umem, address: u64, headers: &mut [u8], payload: &[u8]) {
         match self {
             Checksum::None => {}
@@ -65,6 +64,7 @@ impl Checksum {
 
     /// The same of a packet in a frame of its own, before it goes to the ring.
     #[cold]
+    #[inline(never)]
     pub(crate) fn complete_frame(self, umem: &Umem, address: u64, len: u32) {
         // SAFETY: the packet lies inside a frame that the engine owns, which nobody else writes. If the device reads it already, what
         // is written there is what was there.

@@ -29,7 +29,6 @@ use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
-use crate::checksum::Checksum;
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::port::TxQueue;
 use crate::release::Released;
@@ -275,9 +274,6 @@ impl Outbound {
                     break;
                 }
                 outgoing.channel = self.terms.channel;
-                if way.channel.checksum != Checksum::None {
-                    outgoing.sum_datagram(way.umem);
-                }
             }
             while outgoing.position < end && packets + way.more_pieces < allowed {
                 let has_digests = self.terms.integrity.has_digests();

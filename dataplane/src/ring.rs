@@ -83,7 +83,7 @@ impl Descriptor {
 
     /// The same, with `options` set (`XDP_TX_METADATA`).
     #[inline]
-    pub const fn with(self, options: u32) -> Descriptor {
+    pub const fn with_options(self, options: u32) -> Descriptor {
         Descriptor {
             options: self.options | options,
             ..self

@@ -53,7 +53,7 @@ pub(crate) struct Sending<T> {
     /// Longest packet that a transmit frame holds, and piece of one that a descriptor is for, in bytes.
     packet_len_max: u32,
     /// Bytes before each packet.
-    room: u16,
+    room: u8,
     /// The device reads the memory itself.
     device_reads: bool,
     /// When this round began.

@@ -50,7 +50,7 @@ pub const MAX_LM_MESSAGE_LEN: u64 = 1 << 32;
 /// A hole is the paper's: the Ethernet header padded to a multiple of 4 in front, so that the IP header is aligned
 /// (the 14 bytes become 16, hence holes of 44 and 36). Frames therefore start 2 bytes into their hole, at even
 /// addresses: AF_XDP completions lose bit 0 of the address on Linux 6.18.
-const FRAME_OFFSET_IN_HOLE: u16 = 2;
+const FRAME_OFFSET_IN_HOLE: u8 = 2;
 
 /// How a message's fragments are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,10 +136,10 @@ pub struct Layout {
     header_len: u16,
     /// Bytes of the first fragment's slot that are UDP header: 8 on `ipfrag`, else 0. The first fragment's header is
     /// longer, and its payload shorter, by this much.
-    skew: u16,
+    skew: u8,
+    /// Bytes between the start of a hole and the start of the frame in it.
+    frame_offset_in_hole: u8,
     payload_len: u16,
-    /// As [`Layout::with_room`] has it.
-    room: u16,
 }
 
 impl Layout {
@@ -219,7 +219,7 @@ impl Layout {
         let below_udp = link.ethernet_len() + IPV4_HEADER_LEN;
         let (above_ip, skew) = match wire {
             Wire::Lm => (UDP_HEADER_LEN + LM_HEADER_LEN, 0),
-            Wire::IpFrag => (UDP_HEADER_LEN, UDP_HEADER_LEN),
+            Wire::IpFrag => (UDP_HEADER_LEN, UDP_HEADER_LEN as u8),
         };
         Layout {
             wire,
@@ -227,14 +227,17 @@ impl Layout {
             header_len: below_udp + above_ip,
             skew,
             payload_len,
-            room: 0,
+            frame_offset_in_hole: FRAME_OFFSET_IN_HOLE,
         }
     }
 
     /// The same with `room` bytes before each frame in a send region, a multiple of 8: for what a device is told of a packet (AF_XDP's
     /// transmit metadata). Holes are longer by that; on the wire and in a landing zone nothing changes.
-    pub const fn with_room(self, room: u16) -> Layout {
-        Layout { room, ..self }
+    pub const fn with_room(self, room: u8) -> Layout {
+        Layout {
+            frame_offset_in_hole: FRAME_OFFSET_IN_HOLE + room,
+            ..self
+        }
     }
 
     /// Largest multiple of 8 that fits an IP packet of `mtu` bytes. IP fragment offsets count in units of 8 bytes; the
@@ -270,7 +273,7 @@ impl Layout {
     /// Header bytes of fragment `index`'s frame. On `ipfrag` only fragment 0 has a UDP header (42, then 34).
     #[inline]
     pub const fn fragment_header_len(&self, index: u32) -> u16 {
-        self.header_len - self.skew * (index != 0) as u16
+        self.header_len - (self.skew * (index != 0) as u8) as u16
     }
 
     /// `P`: the stride of payloads, and the payload bytes of a middle fragment. A multiple of 8.
@@ -282,30 +285,25 @@ impl Layout {
     /// Message bytes in the first fragment of a message that needs more than one: `P`, or `P − 8` on `ipfrag`.
     #[inline]
     pub const fn first_payload_len(&self) -> u16 {
-        self.payload_len - self.skew
+        self.payload_len - self.skew as u16
     }
 
     /// Longest frame, in bytes: `H + P` on `lm`. A gate admits nothing longer (invariant I2).
     #[inline]
     pub const fn max_frame_len(&self) -> u16 {
-        self.header_len - self.skew + self.payload_len
+        self.header_len - self.skew as u16 + self.payload_len
     }
 
     /// Bytes of the hole in front of the first fragment's payload in a send region: even, the paper's 44 on `ipfrag`.
     #[inline]
     pub const fn hole_len(&self) -> u16 {
-        self.header_len + self.frame_offset_in_hole()
-    }
-
-    #[inline]
-    const fn frame_offset_in_hole(&self) -> u16 {
-        FRAME_OFFSET_IN_HOLE + self.room
+        self.header_len + self.frame_offset_in_hole as u16
     }
 
     /// Bytes of the hole in front of fragment `index`'s payload (on `ipfrag` 44, then 36).
     #[inline]
     pub const fn fragment_hole_len(&self, index: u32) -> u16 {
-        self.fragment_header_len(index) + self.frame_offset_in_hole()
+        self.fragment_header_len(index) + self.frame_offset_in_hole as u16
     }
 
     /// Longest message, in bytes: 4 GiB on `lm`, one UDP datagram on `ipfrag` (65,507).
@@ -454,7 +452,7 @@ impl Geometry {
     pub const fn fragment_len(&self, index: u32) -> u16 {
         let offset = self.message_offset(index);
         let left = self.message_len.saturating_sub(offset);
-        let room = self.layout.payload_len - self.layout.skew * (index == 0) as u16;
+        let room = self.layout.payload_len - (self.layout.skew * (index == 0) as u8) as u16;
         if left < room as u64 { left as u16 } else { room }
     }
 
@@ -493,7 +491,7 @@ impl Geometry {
     /// The same for all fragments, also on `ipfrag`: 44 + 1472 = 36 + 1480.
     #[inline]
     pub const fn tx_stride(&self) -> u64 {
-        self.layout.max_frame_len() as u64 + self.layout.frame_offset_in_hole() as u64
+        self.layout.max_frame_len() as u64 + self.layout.frame_offset_in_hole as u64
     }
 
     /// Bytes of the send region: holes and payloads, rounded up to a multiple of 16 so that regions can follow each
@@ -507,7 +505,7 @@ impl Geometry {
     /// Where fragment `index`'s frame starts: even for every fragment.
     #[inline]
     pub const fn tx_frame_offset(&self, index: u32) -> u64 {
-        index as u64 * self.tx_stride() + self.layout.frame_offset_in_hole() as u64
+        index as u64 * self.tx_stride() + self.layout.frame_offset_in_hole as u64
     }
 
     /// Where fragment `index`'s payload starts: a multiple of 4.
@@ -553,6 +551,6 @@ impl Geometry {
 
     #[inline]
     const fn skew_unless_first(&self, index: u32) -> u64 {
-        (self.layout.skew * (index != 0) as u16) as u64
+        (self.layout.skew * (index != 0) as u8) as u64
     }
 }

@@ -75,7 +75,8 @@ impl Outgoing {
 
     /// Puts the packet of fragment `index` on the ring, where there is room for a descriptor. Returns its length in bytes; `None` when a
     /// frame is needed, or more room, and there is none now.
-    #[inline]
+    // In `transmit` it would take registers from runs, which are most.
+    #[inline(never)]
     pub(super) fn put_packet(
         &mut self,
         index: u32,
@@ -91,8 +92,8 @@ impl Outgoing {
         };
         let mut address = self.start + self.geometry.tx_frame_offset(index);
         let checksum = way.channel.checksum;
-        let room = checksum.room();
-        if way.device_reads && crosses_huge_page(address - u64::from(room), frame_len + u32::from(room)) {
+        let room = u32::from(checksum.room());
+        if way.device_reads && crosses_huge_page(address - u64::from(room), frame_len + room) {
             address = self.copy_payload(index, header_len as u64, way)?;
         } else {
             self.in_flight += 1;
@@ -107,12 +108,7 @@ impl Outgoing {
             way.channel.push(address, frame_len);
         }
         if checksum != Checksum::None {
-            checksum.complete(
-                way.umem,
-                address,
-                &mut header[..header_len],
-                self.payload(index, way.umem),
-            );
+            self.sum_up(checksum, index, way.umem, address, &mut header[..header_len]);
         }
         // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
         way.umem.copy_to(address, &header[..header_len]);
@@ -132,14 +128,18 @@ impl Outgoing {
         unsafe { umem.mapping().slice(address, u64::from(fragment.len)) }
     }
 
-    /// The UDP checksum of a message that is one datagram goes into its first fragment's header, so it is known before any leaves.
+    /// Completes the headers of the packet of fragment `index`, which is to lie at `address`. A message that is one datagram has one checksum,
+    /// in its first fragment's headers.
     #[cold]
-    pub(super) fn sum_datagram(&mut self, umem: &Umem) {
-        let Template::IpFrag(mut template) = self.template else {
-            return;
-        };
-        template.sum_up((0..self.geometry.fragment_count()).map(|index| self.payload(index, umem)));
-        self.template = Template::IpFrag(template);
+    #[inline(never)]
+    fn sum_up(&self, checksum: Checksum, index: u32, umem: &Umem, address: u64, headers: &mut [u8]) {
+        match self.template {
+            Template::IpFrag(mut template) if index == 0 => {
+                template.sum_up((0..self.geometry.fragment_count()).map(|index| self.payload(index, umem)));
+                template.write(headers, index, self.geometry.fragment_len(index));
+            }
+            _ => checksum.complete(umem, address, headers, self.payload(index, umem)),
+        }
     }
 
     /// Copies the payload of fragment `index` to a frame of its own, behind room for its headers; the frame's address.

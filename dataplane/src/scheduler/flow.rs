@@ -159,7 +159,7 @@ struct Frame {
 }
 
 /// Bytes of memory for so many frames, each with room before it.
-pub(crate) fn flow_memory_len(frames: u32, frame_len: u32, room: u16) -> u64 {
+pub(crate) fn flow_memory_len(frames: u32, frame_len: u32, room: u8) -> u64 {
     u64::from(frames) * (u64::from(frame_len) + u64::from(room))
 }
 
@@ -244,7 +244,7 @@ impl Flows {
         spec: &FlowSpec,
         addressing: Option<Addressing>,
         (start, frame_len): (u64, u32),
-        room: u16,
+        room: u8,
         flow: Box<dyn Flow>,
     ) -> FlowId {
         self.last += 1;

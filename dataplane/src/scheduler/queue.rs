@@ -167,17 +167,19 @@ impl<T: TxQueue> Transmit<T> {
     /// [`room`](Transmit::room).
     #[inline]
     pub(crate) fn push(&mut self, address: u64, len: u32) {
-        self.put(0, address, len);
+        debug_assert!(address & 1 == 0, "TX addresses are even");
+        let descriptor = Descriptor::new(address, len).with_options(self.options);
+        self.tx.write(self.written, descriptor);
         self.has_put(1);
     }
 
-    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put).
+    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put), and that has no checksum.
     #[inline]
     pub(crate) fn put(&mut self, offset: u32, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
         debug_assert!(address & 1 == 0, "TX addresses are even");
-        let descriptor = Descriptor::new(address, len).with(self.options);
-        self.tx.write(self.written + offset, descriptor);
+        self.tx
+            .write(self.written + offset, Descriptor::new(address, len));
     }
 
     /// Counts so many packets that were [put](Transmit::put).
@@ -206,7 +208,7 @@ impl<T: TxQueue> Transmit<T> {
                 true => Descriptor::new(start, piece_len).continued(),
                 false => Descriptor::new(start, len - skipped),
             }
-            .with(options);
+            .with_options(options);
             self.tx.write(self.written + piece, descriptor);
         }
         self.written += pieces;
