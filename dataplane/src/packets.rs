@@ -291,7 +291,9 @@ impl<P: Port> Engine<P> {
         if is_windows && self.take_windows(from, key, words, payload, now_ns) {
             return;
         }
+        // Of whom small messages are taken, too.
         let index = self.peers.find(from);
+        let index = index.filter(|index| self.peers.at(*index).incarnation.is_some());
         let stamp = start.filter(|_| packet_type == TYPE_REALTIME);
         let stamp = stamp.and_then(|start| self.memory.stamp_before(start));
         let is_taken = index.is_some_and(|index| {

@@ -9,8 +9,10 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_REALTIME, TYPE_RT_REPORT,
 
 use super::bed::{Bed, BedConfig, TWO_QUEUES, data_address, ip, lm_packet, noise};
 use crate::bounds::GENERAL_FRAMES;
-use crate::completion::PeerId;
+use crate::completion::{Outcome, PeerId};
+use crate::entropy::Entropy;
 use crate::handlers::{Arrived, Handler, HandlerError, Replies};
+use crate::introductions::Introductions;
 use crate::message::Message;
 use crate::opening::Queues;
 use crate::scheduler::{Flow, FlowSpec, TxBatch};
@@ -298,6 +300,54 @@ fn what_no_handler_takes_is_counted_and_not_answered() {
     bed.wire.inject(1, 0, &known);
     bed.rounds(3);
     assert_eq!(lock(&samples).kept.len(), 1);
+}
+
+/// Of types as of small messages: who has not proved itself, may not send here or has not the key is not heard. Who was asked for may send.
+#[test]
+fn packets_of_a_type_come_from_whom_small_messages_come() {
+    let cases = [
+        ([None; 2], 0, true),
+        ([Some(1); 2], 0, true),
+        ([None; 2], 8, false),
+        ([Some(2), Some(1)], 0, false),
+        ([None, Some(1)], 0, false),
+    ];
+    for ((keys, allowed, may_send), is_asked_for) in
+        cases.into_iter().flat_map(|case| [(case, false), (case, true)])
+    {
+        let mut bed = Bed::new(&BedConfig {
+            keys,
+            ..BedConfig::default()
+        });
+        let allow = vec![(ip(allowed), 32)];
+        bed.hosts[1].admission.introductions = Introductions::new(&mut Entropy::Seeded(1), allow);
+        let samples = receive(&mut bed, true);
+        let (peer, asked_for) = (bed.resolve(0), is_asked_for.then(|| bed.resolve(1)));
+        if let Some(peer) = asked_for {
+            bed.hosts[1].peers.at(peer.index).wanted = true;
+        }
+        let to_host_1 = bed.hosts[0].peers.at(peer.index).addressing;
+        let header = LmHeader::Extension {
+            packet_type: TYPE_REALTIME,
+            key: 7,
+            words: [1, 0, 0],
+        };
+        let packet = lm_packet(&to_host_1, &header, &payload(1));
+        let takes = |bed: &mut Bed| {
+            bed.wire.inject(1, 0, &packet);
+            bed.rounds(3);
+            lock(&samples).kept.remove(&1).is_some()
+        };
+        assert!(!takes(&mut bed), "{keys:?} {allowed}: nobody has proved itself");
+        bed.send(0, peer, b"small", 7);
+        let is_heard = bed.completion(0).outcome == Outcome::Delivered;
+        assert_eq!(
+            is_heard,
+            may_send || (is_asked_for && allowed != 0),
+            "{keys:?} {allowed}"
+        );
+        assert_eq!(takes(&mut bed), is_heard, "{keys:?} {allowed}");
+    }
 }
 
 /// A handler that keeps all that comes is refused more than half of the frames, and messages still come.
