@@ -273,6 +273,37 @@ mod tests {
         assert_eq!((report.late, report.delay), (1, Duration::from_micros(900)));
     }
 
+    /// The newest message too, and whatever else is counted.
+    #[test]
+    fn sums_wrap() {
+        let mut incoming = Incoming::new(&packet(u32::MAX, 0), at(0));
+        (incoming.whole, incoming.late, incoming.lost) = (u32::MAX, u32::MAX, u32::MAX - 1);
+        // The second one is late, behind two that are missing, and the sender's clock does not go.
+        for (message, came_us) in [(u32::MAX, 100), (2, 700)] {
+            let arrival = incoming.came(
+                &packet(message, 0),
+                true,
+                (at(came_us), Duration::ZERO),
+                at(came_us),
+            );
+            assert!(matches!(arrival, Arrival::Whole { .. }), "{arrival:?}");
+        }
+        let report = incoming.report(at(700)).expect("at once");
+        assert_eq!(
+            (report.newest, report.whole, report.late, report.lost),
+            (2, 1, 0, 0)
+        );
+        // Times at both ends of what can be said.
+        for (message, sent_at) in [(3, Time::MAX), (4, Time::ZERO)] {
+            let packet = RealTimePacket {
+                sent_at,
+                ..packet(message, 0)
+            };
+            let arrival = incoming.came(&packet, false, (at(800), Duration::from_secs(9)), at(800));
+            assert!(matches!(arrival, Arrival::Whole { .. }), "{arrival:?}");
+        }
+    }
+
     #[test]
     fn what_is_given_up_is_lost_once() {
         let mut incoming = Incoming::new(&packet(5, 0), at(0));

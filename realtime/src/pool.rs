@@ -308,6 +308,48 @@ mod tests {
         assert!(Pool::new(None, Blocks::default()).unwrap().take(0).is_none());
     }
 
+    /// What the kernel says of a pool's memory: a line of `/proc/self/smaps`, without its name.
+    fn said_of(pool: &Pool, name: &str) -> String {
+        let start = pool
+            .memory
+            .as_ref()
+            .expect("there are blocks")
+            .base()
+            .as_ptr()
+            .addr();
+        let all = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
+        let contains = |line: &str| {
+            let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+            let [from, to] = [from, to].map(|word| usize::from_str_radix(word, 16).ok());
+            Some((from?..to?).contains(&start))
+        };
+        let mut lines = all.lines().skip_while(|line| !contains(line).unwrap_or(false));
+        let line = lines.find_map(|line| line.strip_prefix(name));
+        line.expect(name).trim().to_owned()
+    }
+
+    /// The pages are there and locked, and huge ones where the kernel has such: reserved ones, or those that it makes itself.
+    #[test]
+    fn memory_is_there_and_locked_and_on_huge_pages_where_there_are_some() {
+        let blocks = Blocks {
+            of_16: 64,
+            ..Blocks::default()
+        };
+        let pool = Pool::new(None, blocks).expect("4 MiB");
+        let flags = said_of(&pool, "VmFlags:");
+        let has = |flag: &str| flags.split(' ').any(|one| one == flag);
+        assert!(has("lo"), "{flags}");
+        let (is_reserved, makes) = (
+            has("ht"),
+            std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists(),
+        );
+        assert!(is_reserved || has("hg") || !makes, "{flags}");
+        if !is_reserved {
+            assert_eq!(said_of(&pool, "Rss:"), said_of(&pool, "Size:"));
+            assert_eq!(said_of(&pool, "Locked:"), said_of(&pool, "Size:"));
+        }
+    }
+
     #[test]
     fn a_block_has_a_message_of_100_bytes_less() {
         let longest = |blocks: Blocks| blocks.longest();

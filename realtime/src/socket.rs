@@ -277,7 +277,8 @@ impl RealTime {
         }
         let declared = (self.0.smoothing.declare(config.packets_per_second)).map_err(OpenError::Rate)?;
         let (keep, packet) = (config.keep, self.0.packet_payload_max);
-        let out = Pool::new(Some((packet, 2 * keep)), config.blocks).map_err(OpenError::Blocks)?;
+        let out =
+            Pool::new(Some((packet, keep.saturating_mul(2))), config.blocks).map_err(OpenError::Blocks)?;
         let blocks: usize = config.blocks.counts().map(|(_, count)| count as usize).sum();
         let assembling = Assembling::new(Pool::new(None, config.blocks).map_err(OpenError::Blocks)?, blocks);
         let frames = u32::try_from(keep).unwrap_or(u32::MAX).saturating_add(2);

@@ -224,7 +224,7 @@ fn locked_kb() -> u64 {
     number.expect("locked memory").trim().parse().expect("a number")
 }
 
-/// Of two pools of 4 MB, the second is beyond the limit: neither stays, and what is smaller opens.
+/// Of two pools of 4 MB, the second is beyond the limit: neither stays, and what is smaller opens. Then no memory may be locked.
 fn open_beyond_memlock() {
     const CAP_IPC_LOCK: u32 = 14;
     let pair = Pair::new(1);
@@ -262,6 +262,20 @@ fn open_beyond_memlock() {
         real_time
             .socket(&mut endpoint, 1, &SocketConfig::default())
             .expect("its number is free, and it is smaller");
+        // Who may lock nothing is told so, and what to do.
+        let none = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        setrlimit(Resource::Memlock, none).expect("a lower limit");
+        let error = real_time
+            .socket(&mut endpoint, 1, &SocketConfig::default())
+            .expect_err("not permitted");
+        let OpenError::Blocks(source) = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(source.raw_os_error(), Some(libc::EPERM));
+        assert!(error.to_string().contains("ulimit -l"), "{error}");
     });
 }
 

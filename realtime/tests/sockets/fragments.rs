@@ -1,6 +1,8 @@
 //! Messages of many fragments.
 
-use lm_examples::{Dice, noise, semantics};
+use std::time::Duration;
+
+use lm_examples::{Dice, ROUND_NS, noise, semantics};
 use lm_realtime::{Blocks, SendError, SocketConfig};
 use lm_sim::Semantics;
 
@@ -96,7 +98,9 @@ fn a_message_with_a_gap_is_lost_and_its_block_comes_back() {
     let mut bed = Bed::new(Semantics::Copy, 10, &config, None);
     bed.calm();
     let message = noise(10, 3000);
-    let fragment = |bed: &Bed, number, index: usize| inject_fragment(bed, number, &message, 1000, index);
+    let fragment = |bed: &Bed, number, index: usize| {
+        inject_fragment(bed, (number, bed.world.now(), None), &message, 1000, index);
+    };
     // More messages than there are blocks for, each without its last fragment.
     for number in 0..12 {
         fragment(&bed, number, 0);
@@ -168,4 +172,24 @@ fn blocks_that_are_too_few_or_too_many_are_an_error_at_once() {
     }
     assert_eq!(long.send(&[0; 2000], options(0, 0)), Err(SendError::NotPolled));
     long.send(&[0; 1416], options(0, 0)).expect("another kind");
+}
+
+/// A message with a deadline is waited for until then, and no longer.
+#[test]
+fn a_message_with_a_gap_is_waited_for_until_its_deadline() {
+    let mut bed = Bed::new(Semantics::Copy, 14, &three_blocks(), None);
+    bed.calm();
+    let message = noise(14, 3000);
+    let millisecond = (1_000_000 / ROUND_NS) as u32;
+    for (number, millis) in [(0, 9), (1, 11)] {
+        let of = (number, bed.world.now(), Some(Duration::from_millis(10)));
+        let fragment = |bed: &Bed, index| inject_fragment(bed, of, &message, 1000, index);
+        fragment(&bed, 0);
+        fragment(&bed, 1);
+        bed.rounds(millis * millisecond);
+        fragment(&bed, 2);
+        bed.rounds(2);
+    }
+    let statistics = bed.sockets[1].statistics();
+    assert_eq!((statistics.whole, statistics.lost), (1, 1), "{statistics:?}");
 }

@@ -325,14 +325,20 @@ fn inject(bed: &Bed, to: usize, bytes: &[u8]) {
 }
 
 /// Fragment `index` of a message that is cut into pieces of `stride` bytes.
-pub(crate) fn inject_fragment(bed: &Bed, number: u32, message: &[u8], stride: usize, index: usize) {
+pub(crate) fn inject_fragment(
+    bed: &Bed,
+    (number, sent_at, deadline): (u32, Time, Option<Duration>),
+    message: &[u8],
+    stride: usize,
+    index: usize,
+) {
     let at = index * stride;
     let packet = RealTimePacket {
         message: number,
         index: index as u16,
         count: message.len().div_ceil(stride) as u16,
-        deadline: None,
-        sent_at: bed.world.now(),
+        deadline,
+        sent_at,
         message_len: message.len() as u32,
         offset: at as u32,
         port: PORT,

@@ -8,7 +8,7 @@ use lm_examples::{ROUND_NS, noise, semantics};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_realtime::{Deadline, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
-use lm_sim::{Impairments, Semantics};
+use lm_sim::{Delivery, Impairments, Semantics};
 
 use crate::{Bed, PORT, exact, options};
 
@@ -217,8 +217,18 @@ fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
 fn bad_input_is_one_clear_error() {
     let mut bed = Bed::new(Semantics::Copy, 5, &exact(), None);
     assert!(matches!(bed.socket(PORT, &exact()), Err(OpenError::Taken(PORT))));
-    let nothing = SocketConfig { frames: 0, ..exact() };
-    assert!(matches!(bed.socket(1, &nothing), Err(OpenError::Empty)));
+    for nothing in [
+        SocketConfig { frames: 0, ..exact() },
+        SocketConfig { keep: 0, ..exact() },
+    ] {
+        assert!(matches!(bed.socket(1, &nothing), Err(OpenError::Empty)));
+    }
+    for keep in [usize::MAX, usize::MAX / 2 + 1] {
+        let error = bed
+            .socket(1, &SocketConfig { keep, ..exact() })
+            .expect_err("no machine has as much");
+        assert!(matches!(error, OpenError::Blocks(_)), "{error}");
+    }
     let many = SocketConfig {
         frames: u32::MAX,
         ..exact()
@@ -242,6 +252,40 @@ fn bad_input_is_one_clear_error() {
     // The number is free when its socket is gone.
     drop(other);
     bed.socket(1, &exact()).expect("free again");
+}
+
+/// Priorities beyond 7 are 7, and a deadline that no clock reaches is one.
+#[test]
+fn what_is_known_of_a_message_comes_with_it() {
+    let mut bed = Bed::new(Semantics::Copy, 15, &exact(), None);
+    let slow = Impairments {
+        delay_ns: 300_000,
+        ..Impairments::default()
+    };
+    (0..2).for_each(|from| bed.world.wire.impair(from, slow));
+    let never = SendOptions {
+        priority: u8::MAX,
+        deadline: Some(Deadline::In(Duration::MAX)),
+    };
+    let from = bed.world.ends[0].local();
+    for (number, (options, priority)) in [(options(3, 0), 3), (never, 7)].into_iter().enumerate() {
+        let sent_at = bed.world.now();
+        bed.sockets[0].send(b"known", options).expect("polled");
+        bed.rounds(50);
+        let info = *bed.sockets[1].recv().expect("nothing is lost").info();
+        assert_eq!(
+            (info.number, info.priority, info.lost, info.late),
+            (number as u32, priority, 0, false)
+        );
+        assert_eq!(info.sent_at, sent_at);
+        let took = info.received_at.since(info.sent_at);
+        let (least, round) = (Duration::from_micros(300), Duration::from_nanos(ROUND_NS));
+        assert!(
+            (least..=least + 3 * round).contains(&took) && info.delay <= round,
+            "{info:?}"
+        );
+        assert_eq!(bed.world.ends[1].peer(info.from).address(), Some(from));
+    }
 }
 
 /// Frames and descriptors of a socket are another's when it is closed, or connected anew.
@@ -304,6 +348,70 @@ fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
         (2800..=6100).contains(&packets),
         "{packets} packets of the stream in a second"
     );
+}
+
+/// What is real-time takes the credits of all else: at half of the rate it leaves the other half.
+#[test]
+fn real_time_uses_up_credits() {
+    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
+    let packets = |of_real_time: u64| {
+        let mut bed = Bed::new(Semantics::Copy, 16, &exact(), Some(link));
+        bed.calm();
+        let mut got = 0;
+        // A tenth of a second, in which the rate rises by a twentieth.
+        for round in 0..100_000_000 / ROUND_NS {
+            let _ = bed.world.ends[0].try_send_copy(bed.peer, &noise(7, 50_000), 0);
+            if of_real_time > 0 && round % (1_000_000_000 / ROUND_NS / of_real_time) == 0 {
+                bed.sockets[0].send(&[1; 1000], options(7, 0)).expect("polled");
+            }
+            bed.round();
+            while bed.sockets[1].recv().is_some() {}
+            while let Some(message) = bed.world.ends[1].try_recv().expect("reliable") {
+                got += message.len() as u64;
+            }
+            while bed.world.ends[0].try_completion().is_some() {}
+        }
+        got / 1440
+    };
+    let (alone, beside) = (packets(0), packets(2000));
+    assert!(
+        (300..=450).contains(&alone) && (0.35..=0.65).contains(&(beside as f64 / alone as f64)),
+        "{beside} of {alone}"
+    );
+}
+
+/// While a socket is open the device has no more of messages than leave in 100 µs, two packets at least; then as many as there are credits for.
+#[test]
+fn a_socket_bounds_what_the_device_has_of_messages() {
+    for (mbit, bound) in [(100, 2), (1000, 8)] {
+        let link = Parameters::of_link(NonZeroU64::new(mbit * 1_000_000).expect("not 0"), 1514);
+        let mut bed = Bed::new(Semantics::Copy, 17, &exact(), Some(link));
+        bed.calm();
+        // The greeting, and its answer.
+        bed.rounds(100);
+        // Nothing leaves the device for ten milliseconds.
+        let on_rings = |bed: &mut Bed| {
+            bed.world.wire.set_delivery(Delivery::Manual);
+            for _ in 0..10_000_000 / ROUND_NS {
+                let _ = bed.world.ends[0].try_send_copy(bed.peer, &[7; 64], 0);
+                bed.round();
+            }
+            let count = bed.world.wire.deliver(u32::MAX);
+            bed.world.wire.set_delivery(Delivery::Inline);
+            bed.rounds(100);
+            while bed.world.ends[1].try_recv().expect("reliable").is_some() {}
+            count
+        };
+        let bounded = on_rings(&mut bed);
+        assert!((1..=bound).contains(&bounded), "{bounded} at {mbit} Mbit/s");
+        let other = bed.real_time[1]
+            .socket(&mut bed.world.ends[1], 1, &exact())
+            .expect("free");
+        let socket = std::mem::replace(&mut bed.sockets[0], other);
+        socket.close(&mut bed.world.ends[0]);
+        let free = on_rings(&mut bed);
+        assert!(free > 2 * bound, "{free} at {mbit} Mbit/s");
+    }
 }
 
 /// The socket's thread is not the endpoint's.
