@@ -97,6 +97,11 @@ static void echo(const char *interface)
         struct lm_rt_options options = {0, info.priority, 0};
         if (len == 1)
             continue; /* not answered */
+        if (len == 3) { /* answered by one of four pages, and one that is of use for 50 ms */
+            CHECK(send_to(socket, buffer, LM_RT_MESSAGE_MAX(4), &options, info.from) > 0);
+            CHECK(wait_for(socket, buffer) == LM_RT_LEFT);
+            options.deadline_ns = 50000000;
+        }
         CHECK(send_to(socket, buffer, (size_t)len, &options, info.from) == len);
         CHECK(wait_for(socket, buffer) == LM_RT_LEFT);
     }
@@ -318,6 +323,36 @@ static void a_period_passes(const char *interface, struct sockaddr_in to)
     close_all_sent(socket);
 }
 
+/* There is no block for the first answer, and the second waits here behind its deadline. */
+static void late_and_lost(const char *interface, struct sockaddr_in to, uint32_t flags)
+{
+    struct lm_rt_config config = config_of(interface);
+    struct lm_rt_info info, late;
+    struct lm_rt_stats stats;
+    struct timespec behind = {0, 100000000};
+    char room[8] = {0};
+    config.blocks_of_16 = 0;
+    config.flags |= flags;
+    lm_rt *socket = rt_socket(&config);
+    CHECK(socket != NULL);
+    char *buffer = rt_mmap(socket, 1);
+    CHECK(buffer != NULL && send_to(socket, buffer, 2, NULL, to) == 2);
+    CHECK(rt_recvfrom(socket, room, sizeof room, 1000000000, &info) == 2 && info.lost == 0);
+    CHECK(wait_for(socket, buffer) == LM_RT_LEFT);
+    CHECK(send_to(socket, buffer, 3, NULL, to) == 3);
+    CHECK(nanosleep(&behind, NULL) == 0);
+    if (flags & LM_RT_DELIVER_LATE) {
+        CHECK(rt_recvfrom(socket, room, sizeof room, 1000000000, &late) == 3);
+        CHECK(late.late == 1 && late.lost == 1 && late.number == info.number + 2);
+        CHECK(late.received_ns - late.sent_ns > 50000000);
+    } else {
+        FAILS(rt_recvfrom(socket, room, sizeof room, 100000000, NULL), ETIMEDOUT, "no message");
+    }
+    CHECK(lm_rt_stats(socket, &stats) == 0 && stats.late == 1 && stats.lost == 1 && stats.received == 2);
+    CHECK(stats.late_ns.count == 1 && stats.lost_in_a_row.max == 1 && stats.no_block > 0);
+    close_all_sent(socket);
+}
+
 static void the_link_goes(lm_rt *socket, const char *interface)
 {
     char words[64], room[1];
@@ -363,6 +398,8 @@ static void check(const char *interface, const char *other_interface)
     FAILS(lm_rt_fd(socket), EINVAL, "no such socket");
     CHECK(rt_socket_close(new) == 0);
     a_period_passes(interface, to);
+    late_and_lost(interface, to, 0);
+    late_and_lost(interface, to, LM_RT_DELIVER_LATE);
     the_link_goes(other, other_interface);
     puts("all as it should be");
 }
