@@ -265,3 +265,69 @@ fn the_doctor_of_real_time_names_what_spoils_it_and_the_remedy() {
         "{said}"
     );
 }
+
+/// Privileges and limits of a process, and what an interface does with TCP, before and after what the doctor says was done.
+#[test]
+fn the_doctor_of_real_time_is_content_when_its_remedies_were_taken() {
+    let Some(bed) = Bed::quiet(false) else { return };
+    let said = |before: &[&str]| {
+        let doctor = [
+            env!("CARGO_BIN_EXE_lm-bench"),
+            "rt",
+            "doctor",
+            "--interface",
+            INTERFACE,
+        ];
+        let words = [before, &doctor].concat();
+        let output = bed
+            .command(Host::Sender, words[0])
+            .args(&words[1..])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let verdict = |said: &str, what: &str| {
+        let line = said.lines().find(|line| line.contains(&format!(": {what}: ")));
+        line.unwrap_or_else(|| panic!("{what}: {said}"))
+            .split_once(':')
+            .unwrap()
+            .0
+            .to_owned()
+    };
+    let check = |said: &str, verdicts: [(&str, &str); 3]| {
+        for (what, expected) in verdicts {
+            assert_eq!(verdict(said, what), expected, "{what}: {said}");
+        }
+    };
+    let (well, spoils) = ("well", "spoils real time");
+    let with = |capabilities: &str| {
+        let bounding = format!("--bounding-set=-all{capabilities}");
+        said(&[
+            "prlimit",
+            "--memlock=65536:65536",
+            "--rtprio=0:0",
+            "setpriv",
+            &bounding,
+        ])
+    };
+    check(
+        &with(""),
+        [("memlock", spoils), ("priorities", spoils), ("GSO", spoils)],
+    );
+    check(
+        &with(",+ipc_lock,+sys_nice"),
+        [("memlock", well), ("priorities", well), ("GSO", spoils)],
+    );
+    let off = ["-K", INTERFACE, "gso", "off", "tso", "off"];
+    assert!(
+        bed.command(Host::Sender, "ethtool")
+            .args(off)
+            .status()
+            .unwrap()
+            .success()
+    );
+    check(
+        &said(&["env"]),
+        [("memlock", well), ("priorities", well), ("GSO", well)],
+    );
+}
