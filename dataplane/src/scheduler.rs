@@ -303,7 +303,7 @@ impl<T: TxQueue> Scheduler<T> {
         self.general().unwrap_or(0)
     }
 
-    /// Puts packets of flows on their queue and hands them over: a burst of each at most, in turns. `sent` gets the UMEM address and length
+    /// Puts packets of flows on their queue and hands them over: as many as a burst of each. `sent` gets the UMEM address and length
     /// of each. Gives how many there were.
     pub(crate) fn send_flows(
         &mut self,
@@ -321,8 +321,10 @@ impl<T: TxQueue> Scheduler<T> {
         } = self;
         let queue = &mut queues[index];
         let mut count = 0;
-        for _ in 0..flows.len() {
-            let room = queue.room(Class::RealTime).min(TRANSMIT_BURST);
+        let most = flows.len() as u32 * TRANSMIT_BURST;
+        // One that puts nothing was asked as well.
+        for _ in 0..most {
+            let room = queue.room(Class::RealTime).min(TRANSMIT_BURST).min(most - count);
             let allow = |wanted: u32| match wanted.min(room) {
                 0 => 0,
                 most => shaping.take(Class::RealTime, most, now),
@@ -332,8 +334,7 @@ impl<T: TxQueue> Scheduler<T> {
                 sent(address, len);
             });
             match asked {
-                Asked::Nothing => {}
-                Asked::Held => break,
+                Asked::Nothing | Asked::Held => break,
                 Asked::Put {
                     allowed,
                     packets,

@@ -30,7 +30,10 @@ pub(crate) struct Outgoing<T> {
     keep: usize,
 }
 
-const NEVER: Time = Time::from_nanos(u64::MAX);
+/// Rank and deadline of a message: lower ones leave first.
+pub(crate) fn urgency(priority: u8, deadline: Option<Time>) -> (u8, Time) {
+    (7 - priority.min(7), deadline.unwrap_or(Time::MAX))
+}
 
 impl<T> Outgoing<T> {
     /// Keeps the last `keep` messages (DDS: HISTORY), at least one.
@@ -52,9 +55,10 @@ impl<T> Outgoing<T> {
                 oldest.map(|at| self.waiting.remove(at).1)
             }
         };
+        let (rank, deadline) = urgency(priority, deadline);
         let place = Place {
-            rank: 7 - priority.min(7),
-            deadline: deadline.unwrap_or(NEVER),
+            rank,
+            deadline,
             number: self.next,
         };
         self.next += 1;
@@ -70,6 +74,12 @@ impl<T> Outgoing<T> {
             true => Next::Late(message),
             false => Next::Send(message),
         })
+    }
+
+    /// Rank and deadline of the next message.
+    pub(crate) fn first(&self) -> Option<(u8, Time)> {
+        let (place, _) = self.waiting.last()?;
+        Some((place.rank, place.deadline))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -13,7 +13,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, Trailer};
 
 use crate::message::SendOutcome;
-use crate::outgoing::{Next, Outgoing};
+use crate::outgoing::{Next, Outgoing, urgency};
 use crate::queues::{LeavingEnds, Order};
 use crate::socket::{Hub, SocketConfig, locked};
 
@@ -340,6 +340,14 @@ impl Flow for Leaving {
     fn departs(&self) -> Option<Time> {
         let waits = self.begun.is_some() || !self.outgoing.is_empty() || !self.ends.orders.is_empty();
         (waits && !self.free.is_empty()).then_some(Time::ZERO)
+    }
+
+    /// A message that has begun is as urgent as the one that waits for it.
+    fn urgency(&mut self) -> (u8, Time) {
+        self.take_orders();
+        let begun = (self.begun.as_ref()).map(|begun| urgency(begun.order.priority, begun.order.deadline));
+        let first = begun.into_iter().chain(self.outgoing.first()).min();
+        first.unwrap_or((u8::MAX, Time::MAX))
     }
 
     fn sent(&mut self, token: u64, _: Option<Time>) {

@@ -9,13 +9,19 @@ use lm_protocol::wire::Addressing;
 use crate::completion::PeerId;
 use crate::memory::Umem;
 
-/// Packets that leave before messages and that the engine does not make. It asks for them in each round, of each flow in turn.
+/// Packets that leave before messages and that the engine does not make. It asks for them in each round: the most urgent flow first, and those that are equally
+/// urgent in turn.
 pub trait Flow: Send {
     /// Puts up to `budget` packets into `out`, of those that are due at `now`.
     fn next(&mut self, budget: u32, now: Time, out: &mut TxBatch<'_>);
 
     /// When its next packet is due; `None` while there is none. It is asked for packets from then on.
     fn departs(&self) -> Option<Time>;
+
+    /// How urgent its next packet is: a rank and a deadline, the lower ones first. It is asked where several flows have something due.
+    fn urgency(&mut self) -> (u8, Time) {
+        (0, Time::MAX)
+    }
 
     /// The device does not read the packet that was put with `token` any more: found at the time given, which is late by a round; `None`
     /// if nobody knows whether it left, because its queue was built anew.
@@ -185,6 +191,23 @@ struct Registered {
     lane: Lane,
 }
 
+impl Registered {
+    /// Packets that it has descriptors for.
+    fn budget(&self) -> u32 {
+        self.lane.descriptors - self.lane.pending.len() as u32
+    }
+
+    /// The flow, if it has something due, and where to send it, and a descriptor.
+    fn due(&mut self, now: Time) -> Option<&mut dyn Flow> {
+        if self.lane.addressing.is_none() || self.budget() == 0 {
+            return None;
+        }
+        let flow = self.flow.as_mut()?;
+        let is_due = flow.departs().is_some_and(|due| due <= now);
+        is_due.then_some(flow.as_mut())
+    }
+}
+
 impl std::fmt::Debug for Registered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Registered")
@@ -212,7 +235,7 @@ pub(super) enum Asked {
     Put { allowed: u32, packets: u32, bytes: u64 },
 }
 
-/// The flows of an endpoint, in the order of their turns.
+/// The flows of an endpoint, in the order of the turns of those that are equally urgent.
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     all: VecDeque<Registered>,
@@ -294,8 +317,8 @@ impl Flows {
         Some(Vacated { start, len })
     }
 
-    /// Asks the flow whose turn it is, if it has something due, for as many packets as `allowed` allows of those that it has descriptors
-    /// for; `put` gets the UMEM address and length of each.
+    /// Asks the most urgent flow that has something due for as many packets as `allowed` allows of those that it has descriptors for, or for
+    /// one where others have something due, too; `put` gets the UMEM address and length of each.
     pub(super) fn ask(
         &mut self,
         umem: &Umem,
@@ -303,21 +326,37 @@ impl Flows {
         allowed: impl FnOnce(u32) -> u32,
         mut put: impl FnMut(u64, u32),
     ) -> Asked {
-        self.all.rotate_left(1);
-        let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
+        let (mut first, mut due) = (None, 0);
+        for (at, registered) in self.all.iter_mut().enumerate() {
+            if let Some(flow) = registered.due(now) {
+                let urgency = flow.urgency();
+                due += 1;
+                if first.is_none_or(|(_, most)| urgency < most) {
+                    first = Some((at, urgency));
+                }
+            }
+        }
+        let Some((at, _)) = first else {
             return Asked::Nothing;
         };
-        let is_due = |flow: &dyn Flow| flow.departs().is_some_and(|due| due <= now);
-        let budget = lane.descriptors - lane.pending.len() as u32;
-        let able = flow.as_mut().zip(lane.addressing);
-        let Some((flow, addressing)) = able.filter(|(flow, _)| budget > 0 && is_due(flow.as_ref())) else {
-            return Asked::Nothing;
+        let budget = match due {
+            1 => self.all[at].budget(),
+            _ => 1,
         };
         let allowed = allowed(budget);
         if allowed == 0 {
-            self.all.rotate_right(1);
             return Asked::Held;
         }
+        // The next turn is another's, if that is as urgent.
+        if let Some(registered) = self.all.remove(at) {
+            self.all.push_back(registered);
+        }
+        let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
+            return Asked::Nothing;
+        };
+        let Some((flow, addressing)) = flow.as_mut().zip(lane.addressing) else {
+            return Asked::Nothing;
+        };
         let mut batch = TxBatch {
             umem,
             lane,

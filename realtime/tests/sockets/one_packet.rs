@@ -1,12 +1,14 @@
 //! Messages of one packet.
 
 use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lm_dataplane::{Outcome, SendError as MessageError};
 use lm_examples::{ROUND_NS, noise, semantics};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{HEADER_LEN, TYPE_REALTIME};
 use lm_realtime::{Deadline, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
 use lm_sim::{Delivery, Impairments, Semantics};
 
@@ -95,6 +97,44 @@ fn the_first_priority_leaves_first_and_what_is_late_does_not_leave() {
     );
     let statistics = bed.sockets[0].statistics();
     assert_eq!((statistics.sent, statistics.late_unsent), (4, 1));
+}
+
+/// Of all sockets of an endpoint; messages that are equally urgent leave in turns.
+#[test]
+fn the_first_priority_leaves_first_whatever_socket_it_is_of() {
+    let mut bed = Bed::new(Semantics::Copy, 18, &exact(), None);
+    bed.calm();
+    let mut other = bed.socket(1, &exact()).expect("free");
+    let (end, peer) = (&mut bed.world.ends[0], bed.peer);
+    other.connect(end, peer, PORT).expect("frames");
+    bed.rounds(100);
+    let left = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&left);
+    bed.world.wire.set_filter(move |from, packet| {
+        if from == 0 && packet[42] & 0xf == TYPE_REALTIME {
+            seen.lock().expect("one thread").push(packet[42 + HEADER_LEN]);
+        }
+        true
+    });
+    for (byte, priority, deadline_us) in [(6, 0, 0), (1, 7, 5000), (4, 0, 0)] {
+        bed.sockets[0]
+            .send(&[byte], options(priority, deadline_us))
+            .expect("polled");
+    }
+    for (byte, priority, deadline_us) in [(7, 0, 0), (2, 7, 0), (3, 3, 0), (0, 7, 1000), (5, 0, 0)] {
+        other
+            .send(&[byte], options(priority, deadline_us))
+            .expect("polled");
+    }
+    bed.rounds(3);
+    let left = left.lock().expect("one thread");
+    assert_eq!(left[..4], [0, 1, 2, 3], "{left:?}");
+    // Two of each socket, each in order.
+    let sockets: Vec<bool> = left[4..].iter().map(|byte| [6, 4].contains(byte)).collect();
+    assert!(
+        sockets == [true, false, true, false] || sockets == [false, true, false, true],
+        "{left:?}"
+    );
 }
 
 /// A moment that is over is an error; one that comes is as good as a time from now on.
