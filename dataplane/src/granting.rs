@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use lm_protocol::control::{ControlMessage, Ended, RejectReason, Request};
+use lm_protocol::control::{CAPABILITY_STREAMS, ControlMessage, Ended, RejectReason, Request};
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::landing::SessionAdmission;
@@ -314,6 +314,7 @@ impl<P: Port> Engine<P> {
             },
             delivery: request.delivery,
             integrity,
+            tells_windows: request.capabilities & CAPABILITY_STREAMS != 0,
             in_order: self.fixed.receives.in_order,
             admission,
         }

@@ -7,8 +7,8 @@
 //!                                                 ◀───────  WINDOWS without digests: it wants those of all windows
 //!    DATA of a window …, WINDOWS with its digest  ───────▶  in place, paired, equal: shown
 //! ```
-//! Without digests nobody asks, and pairing is the proof. A sender of an earlier version does not answer: its messages are shown when they are
-//! whole.
+//! Without digests nobody asks, and pairing is the proof. Nor is a sender of an earlier version asked, which would not answer: its messages are
+//! shown when they are whole.
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
@@ -117,8 +117,15 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Asks the sender for digests of windows that are due.
+    /// Asks the sender for digests of windows that are due, or says that it cannot tell them.
     fn ask_for_windows(&mut self, row: u8, now_ns: u64) {
+        let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.at_mut(row));
+        if let Some(inbound) = inbound
+            && inbound.says_whole()
+        {
+            let from = self.peers.at(inbound.terms.peer.index).data;
+            tracing::warn!(%from, "messages are shown when they are whole: the sender is of an earlier version; update it");
+        }
         while let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(row)
             && let Some((message, first, count)) = inbound.next_windows_request(now_ns)

@@ -60,6 +60,8 @@ pub(crate) struct Inbound {
     strays: Strays,
     /// What is posted next was posted before.
     posts_again: bool,
+    /// That its messages are shown when they are whole was said.
+    pub(super) has_said_whole: bool,
     /// Bytes that zones of its next messages may take.
     pub(super) may_take: u64,
 }
@@ -122,6 +124,7 @@ impl Inbound {
             places: Places::new(&terms, arena),
             strays: Strays::new(&terms.layout),
             posts_again: false,
+            has_said_whole: false,
             may_take: u64::MAX,
             terms,
         }

@@ -397,10 +397,18 @@ impl Inbound {
         })
     }
 
+    /// Whether it is to be said, once, that messages which somebody reads are shown when they are whole.
+    pub(crate) fn says_whole(&mut self) -> bool {
+        let is_so = !self.terms.tells_windows && self.places.evidence().has_digests();
+        let is_read = is_so && self.order.iter().any(|message| message.reader.is_some());
+        is_read && !std::mem::replace(&mut self.has_said_whole, true)
+    }
+
     /// The next request for digests of windows that is due: of which message, the first window, and how many there are from there on.
     pub(crate) fn next_windows_request(&mut self, now_ns: u64) -> Option<(u32, u32, u32)> {
         let now = Time::from_nanos(now_ns);
-        self.order.iter_mut().find_map(|message| {
+        let mut messages = self.order.iter_mut().filter(|_| self.terms.tells_windows);
+        messages.find_map(|message| {
             let reader = message.reader.as_mut().filter(|reader| !reader.is_left)?;
             let windows = reader.grain.windows();
             if !std::mem::replace(&mut reader.has_asked, true) {

@@ -29,6 +29,8 @@ pub(crate) struct InboundTerms {
     pub(crate) in_order: bool,
     /// Whether the sender sends digests.
     pub(crate) integrity: Integrity,
+    /// Whether it tells those of windows, for which a receiver asks whose application reads.
+    pub(crate) tells_windows: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }

@@ -4,12 +4,14 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use lm_protocol::control::{CAPABILITY_STREAMS, ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::streaming::NotValid;
 use lm_protocol::wire::lm::LmHeader;
 
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
+use super::integrity::UDP_HEADERS_LEN;
 use crate::completion::{PeerId, RecvError};
 use crate::connect::ConnectOptions;
 use crate::incoming::{Ending, Incoming};
@@ -357,4 +359,27 @@ pub(super) fn impairments(seed: u64) -> Impairments {
         reorder_hold_max_ns: 300_000,
         ..Impairments::default()
     }
+}
+
+/// A request or a grant becomes that of a host of before, which can do anything else.
+pub(super) fn without_streams(packet: &mut [u8]) {
+    say_otherwise(packet, |message| match message {
+        ControlMessage::Request(request) => request.capabilities = !CAPABILITY_STREAMS,
+        ControlMessage::Grant(grant) => grant.capabilities = !CAPABILITY_STREAMS,
+        _ => {}
+    });
+}
+
+/// Changes what a packet says to a control port, if it does.
+pub(super) fn say_otherwise(packet: &mut [u8], change: impl FnOnce(&mut ControlMessage)) {
+    let parsed = packet.get(UDP_HEADERS_LEN..).map(ControlMessage::parse);
+    let Some(Ok((id, mut message))) = parsed else {
+        return;
+    };
+    change(&mut message);
+    let mut datagram = [0; MAX_CONTROL_LEN];
+    let len = message.encode(id, &mut datagram);
+    packet[UDP_HEADERS_LEN..].copy_from_slice(&datagram[..len]);
+    // No UDP checksum.
+    packet[UDP_HEADERS_LEN - 2..UDP_HEADERS_LEN].fill(0);
 }

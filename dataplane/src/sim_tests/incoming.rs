@@ -2,15 +2,18 @@
 #![cfg(test)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
-use lm_protocol::wire::lm::TYPE_DATA;
+use lm_protocol::wire::lm::{TYPE_DATA, TYPE_WINDOWS};
 
-use super::audience::{Audience, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads};
+use super::audience::{
+    Audience, Read, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads, without_streams,
+};
 use super::bed::{Bed, BedConfig, noise};
+use super::flood::Lines;
 use super::integrity::{index_of, kind};
 use super::times;
 use super::transfer::Dice;
@@ -385,4 +388,37 @@ fn a_window_is_shown_only_while_the_drop_counters_stand() {
     audience.bed.pass(Duration::from_millis(50));
     while audience.bed.hosts[1].take_message().is_err() {}
     audience.end();
+}
+
+/// A sender of before tells no digests of windows and is not asked for them: what needs them is shown when its message is whole.
+#[test]
+fn a_sender_without_the_capability_is_read_when_its_messages_are_whole() {
+    for way in WAYS {
+        let needs_digests = way != Way::Paired;
+        let bed = Bed::new(&config(way));
+        let asked = Arc::new(AtomicBool::new(false));
+        let asks = Arc::clone(&asked);
+        bed.wire.set_filter(move |from, packet| {
+            if from == 0 {
+                without_streams(packet);
+            }
+            asks.fetch_or(kind(packet) == Some(TYPE_WINDOWS), Ordering::Relaxed);
+            true
+        });
+        let mut audience = Audience::new(bed, [0, 1], &options(Delivery::Reliable));
+        let lines = Arc::new(AtomicU64::new(0));
+        tracing::subscriber::with_default(Lines(Arc::clone(&lines)), || {
+            audience.read_all(payloads(2, |_| 10 * W));
+        });
+        assert_eq!(
+            lines.load(Ordering::Relaxed),
+            u64::from(needs_digests),
+            "it is said once"
+        );
+        assert!(!asked.load(Ordering::Relaxed), "{way:?}: it was asked");
+        assert_eq!(audience.early == 0, needs_digests, "{way:?}: {}", audience.early);
+        let is_whole = |read: &Read| read.incoming.settled() == Some(Ending::Whole);
+        assert!(audience.reads.len() == 2 && audience.reads.iter().all(is_whole));
+        audience.end();
+    }
 }

@@ -7,13 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lm_protocol::control::{CAPABILITY_STREAMS, ControlMessage, MAX_CONTROL_LEN};
+use lm_protocol::control::ControlMessage;
 use lm_protocol::delivery::Delivery;
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::lm::TYPE_ANNOUNCE;
 
-use super::audience::{Audience, P, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads};
+use super::audience::{
+    Audience, P, TAIL, W, WAYS, WINDOW, Way, config, impairments, options, payloads, say_otherwise,
+    without_streams,
+};
 use super::bed::{Bed, noise};
 use super::flood::Lines;
-use super::integrity::UDP_HEADERS_LEN;
+use super::integrity::kind;
 use super::times;
 use super::transfer::Dice;
 use crate::completion::{LoanError, Outcome};
@@ -237,6 +242,30 @@ fn a_writer_that_stalls_holds_up_its_own_session_alone() {
     }
 }
 
+/// Its receiver has answered and owes it nothing: it hears that the sender is there, and is not asked.
+#[test]
+fn a_sender_that_waits_for_its_writer_asks_nobody() {
+    let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
+    let mut writing = begin(&mut audience, noise(5, 5 * W as usize));
+    writing.write_to(2 * W, 1);
+    audience.bed.pass(Duration::from_millis(50));
+    let announced = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&announced);
+    audience.bed.wire.set_filter(move |from, packet| {
+        let is_it = from == 0 && kind(packet) == Some(TYPE_ANNOUNCE);
+        counter.fetch_add(is_it.into(), Ordering::Relaxed);
+        true
+    });
+    audience.bed.pass(Duration::from_secs(5));
+    // Every half second.
+    let announced = announced.load(Ordering::Relaxed);
+    assert!((9..=11).contains(&announced), "{announced}");
+    writing.write_to(5 * W, 1);
+    audience.until("whole", |audience| !audience.messages.is_empty());
+    drop(writing);
+    audience.end();
+}
+
 /// What is released and lost comes again at once, and not when more is written.
 #[test]
 fn losses_are_repaired_while_a_writer_stalls() {
@@ -310,14 +339,8 @@ fn a_device_waits_for_a_writer() {
 fn a_receiver_without_the_capability_gets_whole_messages() {
     let bed = Bed::new(&config(Way::Digests));
     bed.wire.set_filter(|from, packet| {
-        let parsed = packet.get(UDP_HEADERS_LEN..).map(ControlMessage::parse);
-        if let (1, Some(Ok((id, ControlMessage::Grant(mut grant))))) = (from, parsed) {
-            grant.capabilities = !CAPABILITY_STREAMS;
-            let mut datagram = [0; MAX_CONTROL_LEN];
-            let len = ControlMessage::Grant(grant).encode(id, &mut datagram);
-            packet[UDP_HEADERS_LEN..].copy_from_slice(&datagram[..len]);
-            // No UDP checksum.
-            packet[UDP_HEADERS_LEN - 2..UDP_HEADERS_LEN].fill(0);
+        if from == 1 {
+            without_streams(packet);
         }
         true
     });
@@ -370,6 +393,36 @@ fn a_message_that_is_being_written_goes_over_to_the_next_session() {
         drop(writing);
         audience.end();
     }
+}
+
+/// The next session has other windows, of which what was released would be another part.
+#[test]
+fn a_message_that_is_being_written_ends_with_its_windows() {
+    let bed = Bed::new(&config(Way::Digests));
+    let mut first = None;
+    bed.wire.set_filter(move |from, packet| {
+        if from == 1 {
+            say_otherwise(packet, |message| {
+                if let ControlMessage::Grant(grant) = message
+                    && *first.get_or_insert(grant.session_key) != grant.session_key
+                {
+                    grant.window = WindowShape::new(2 * WINDOW as u32).expect("a power of two");
+                }
+            });
+        }
+        true
+    });
+    let mut audience = Audience::new(bed, [0, 1], &options(Delivery::Reliable));
+    let key = audience.key();
+    let mut writing = begin(&mut audience, noise(5, 5 * W as usize));
+    writing.write_to(W, 1);
+    audience.bed.hosts[1].abort_session(key, crate::notices::Fault::Stalled);
+    audience.bed.pass(Duration::from_millis(60));
+    assert!(writing.writer.is_settled());
+    assert_eq!(outcomes(&mut audience), [(0, Outcome::SessionEnded)]);
+    assert_eq!(audience.bed.hosts[0].counters.data_packets_sent, 0);
+    drop(writing);
+    audience.end();
 }
 
 /// One byte, and one fragment: there is padding behind them.
