@@ -13,12 +13,13 @@ use lm_protocol::wire::lm::{
 };
 
 use super::audience::{Audience, P, Read, TAIL, W, WAYS, WINDOW, Way, config, options, payloads};
-use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
+use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise};
 use super::integrity::{has_message_digests, index_of, kind};
 use crate::connect::ConnectOptions;
 use crate::incoming::Ending;
 use crate::message::LandingRegion;
 use crate::placing::{Announced, Placed, Placement, Settled, ZoneSource};
+use crate::simnic::mac_of;
 
 /// Loses a fragment of the first message once.
 fn lose(bed: &Bed, index: u32) {
@@ -261,11 +262,6 @@ fn forged_digests_show_nothing() {
         audience.payloads = payloads(2, |_| 20 * W);
         audience.until("begun", |audience| !audience.reads.is_empty());
         let number = audience.reads[0].incoming.number();
-        let windows = |key, words| LmHeader::Extension {
-            packet_type: TYPE_WINDOWS,
-            key,
-            words,
-        };
         let mut payload = [0; 800];
         let (words, len) = WindowsPacket::write(&mut payload, number, 0, [5; 20].into_iter()).expect("room");
         let others = [6; 160];
@@ -327,15 +323,8 @@ fn forged_requests_for_digests_are_refused() {
         (key, [number.wrapping_sub(1), 0, u32::MAX]),
     ];
     for (key, words) in forged {
-        let header = LmHeader::Extension {
-            packet_type: TYPE_WINDOWS,
-            key,
-            words,
-        };
-        audience
-            .bed
-            .wire
-            .inject(0, 0, &lm_packet(&addressing, &header, &[]));
+        let packet = lm_packet(&addressing, &windows(key, words), &[]);
+        audience.bed.wire.inject(0, 0, &packet);
     }
     audience.until("whole", |audience| !audience.messages.is_empty());
     let drops = audience.bed.hosts[0].counters.drops();
@@ -409,6 +398,104 @@ fn what_is_shown_stays_when_its_sender_contradicts_itself() {
         assert_eq!(audience.failures, 1, "{way:?} {loses}");
         assert_eq!(audience.reads[0].incoming.settled(), Some(Ending::Incomplete));
         assert_eq!(audience.drops("manifest_contradictory"), 1);
+        audience.end();
+    }
+}
+
+/// What was shown stays where it is, for as long as somebody reads it, and nobody waits for more.
+#[test]
+fn what_is_shown_outlives_its_endpoint() {
+    for way in WAYS {
+        let mut audience = Audience::of(way, Delivery::Reliable);
+        audience.payloads = payloads(1, |_| 10 * W);
+        audience.until("half of it", |audience| {
+            let is_half = |read: &Read| read.seen.iter().any(|range| range.end > 4 * W);
+            audience.reads.iter().any(is_half)
+        });
+        let Audience { bed, mut reads, .. } = audience;
+        drop(bed);
+        let read = &mut reads[0];
+        assert!(read.check() > 3 * W, "{way:?}: {:?}", read.seen);
+        assert_eq!(read.incoming.settled(), Some(Ending::SessionEnded));
+        assert_eq!(read.incoming.wait(10 * W, Duration::MAX), 10 * W);
+    }
+}
+
+/// A packet of WINDOWS with these words.
+fn windows(key: u64, words: [u32; 3]) -> LmHeader {
+    LmHeader::Extension {
+        packet_type: TYPE_WINDOWS,
+        key,
+        words,
+    }
+}
+
+/// Each round other digests of every window in a sender's name, and a request in a receiver's: messages come, and nothing of them again.
+#[test]
+fn a_flood_of_digests_stops_nothing() {
+    for way in [Way::Digests, Way::ZeroCopy] {
+        let mut audience = Audience::of(way, Delivery::Reliable);
+        let key = audience.key();
+        audience.payloads = payloads(3, |_| 20 * W);
+        let mut flooded = 0;
+        audience.until("whole", |audience| {
+            let reads = audience.reads.iter();
+            let arriving = { reads }.find(|read| read.incoming.settled().is_none());
+            if let Some(number) = arriving.map(|read| read.incoming.number()) {
+                flooded += 1;
+                let mut payload = [0; 800];
+                let digests = [flooded; 20].into_iter();
+                let (words, len) = WindowsPacket::write(&mut payload, number, 0, digests).expect("room");
+                audience.forge(&windows(key, words), &payload[..len]);
+                let peers = &mut audience.bed.hosts[1].peers;
+                let index = peers.find(data_address(0)).expect("its sender");
+                let request = lm_packet(&peers.at(index).addressing, &windows(key, [number, 0, 20]), &[]);
+                audience.bed.wire.inject(0, 0, &request);
+            }
+            audience.messages.len() == 3
+        });
+        assert!(flooded > 20, "{way:?}: {flooded}");
+        assert!(audience.drops("implausible") > 10, "{way:?}");
+        let counters = audience.bed.hosts[1].counters;
+        assert_eq!(
+            (counters.fragments_requested, counters.messages_incomplete),
+            (0, 0)
+        );
+        audience.end();
+    }
+}
+
+/// Digests with a session's key from another host than its sender are of no session.
+#[test]
+fn digests_of_another_host_are_not_taken() {
+    for way in [Way::Digests, Way::ZeroCopy] {
+        let bed = Bed::switch(&config(way), 3);
+        let mut audience = Audience::new(bed, [1, 0], &options(Delivery::Reliable));
+        let key = audience.key();
+        let stranger = audience.bed.hosts[2].addressing_to(data_address(0), mac_of(IPS[0]));
+        audience.payloads = payloads(1, |_| 20 * W);
+        let (mut forged, mut payload) = (0, [0; 800]);
+        audience.until("whole", |audience| {
+            if let Some(read) = audience
+                .reads
+                .first()
+                .filter(|read| read.incoming.settled().is_none())
+            {
+                let digests = [5; 20].into_iter();
+                let (words, len) =
+                    WindowsPacket::write(&mut payload, read.incoming.number(), 0, digests).expect("room");
+                let packet = lm_packet(&stranger, &windows(key, words), &payload[..len]);
+                audience.bed.wire.inject(0, 0, &packet);
+                forged += 1;
+            }
+            !audience.messages.is_empty()
+        });
+        assert!(
+            forged > 0 && audience.early > 10 * W,
+            "{way:?}: {forged} {}",
+            audience.early
+        );
+        assert_eq!(audience.drops("implausible"), 0, "{way:?}");
         audience.end();
     }
 }

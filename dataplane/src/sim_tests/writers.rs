@@ -8,7 +8,7 @@ use std::time::Duration;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::streaming::WriterError;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange, TYPE_WINDOWS, WindowsPacket};
 
 use super::audience::{Audience, Read, TAIL, W, WAYS, WINDOW, Way, config, impairments, options};
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
@@ -330,6 +330,40 @@ fn releases_that_no_sender_announces_are_dropped() {
     }
 }
 
+/// A message of which all is released is not given up any more, whether it was written meanwhile or not.
+#[test]
+fn a_forged_abort_of_what_is_finished_is_refused() {
+    for is_written in [true, false] {
+        let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
+        let key = audience.key();
+        let payload = noise(5, 20 * W as usize);
+        match is_written {
+            true => begin(&mut audience, payload).write_to(20 * W, 1),
+            false => audience.payloads.push(payload),
+        }
+        audience.until("shown", |audience| {
+            audience.reads.first().is_some_and(|read| !read.seen.is_empty())
+        });
+        let entry = AnnounceEntry {
+            len: 20 * W,
+            tag: 0,
+            delivery: None,
+            windows_released: AnnounceEntry::ABORTED,
+        };
+        let header = LmHeader::Announce {
+            session_key: key,
+            first: 0,
+            entries: 1,
+            sent: 0,
+        };
+        audience.forge(&header, &entry.encode());
+        assert!(audience.messages.is_empty(), "it is whole");
+        audience.until("whole", |audience| !audience.messages.is_empty());
+        assert_eq!(audience.drops("announcement_refused"), 1);
+        audience.end();
+    }
+}
+
 /// A receiver asks for digests of what is not released: that would be read while it is written.
 #[test]
 fn digests_of_what_is_not_released_are_not_told() {
@@ -362,6 +396,34 @@ fn digests_of_what_is_not_released_are_not_told() {
     assert_eq!(asks(&mut audience, 3 * WINDOW as u32, false), (Some(2), 0));
     writing.write_to(6 * W, 1);
     audience.until("whole", |audience| !audience.messages.is_empty());
+    drop(writing);
+    audience.end();
+}
+
+/// Nor has a sender any of what is not released.
+#[test]
+fn digests_of_what_is_not_released_are_not_taken() {
+    let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
+    let key = audience.key();
+    let mut writing = begin(&mut audience, noise(5, 6 * W as usize));
+    writing.write_to(3 * W, 1);
+    audience.bed.pass(Duration::from_millis(5));
+    for (first, refused) in [(3, 1), (2, 2), (5, 3)] {
+        let mut payload = [0; 16];
+        let digests = [5, 5].into_iter();
+        let (words, len) = WindowsPacket::write(&mut payload, 0, first, digests).expect("room");
+        let header = LmHeader::Extension {
+            packet_type: TYPE_WINDOWS,
+            key,
+            words,
+        };
+        audience.forge(&header, &payload[..len]);
+        audience.round();
+        assert_eq!(audience.drops("implausible"), refused, "{first}");
+    }
+    writing.write_to(6 * W, 1);
+    audience.until("whole", |audience| !audience.messages.is_empty());
+    assert!(audience.early > 2 * W);
     drop(writing);
     audience.end();
 }
