@@ -8,6 +8,7 @@ use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
 use crate::impairments::{start_box, stop};
+use crate::measuring::{number, receiver, sender};
 
 /// How long what is there of a file is, whose transfer is under way.
 fn part_len(directory: &Path) -> Option<u64> {
@@ -30,16 +31,22 @@ fn the_first_bytes_are_written_before_the_last_are_read() {
     let directory = bed.directory("in");
     let path = bed.path("file");
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    // A sender that has read all before the file is cut has been quick: another one may be less so.
-    let is_noticed = (0..5).any(|_| {
+    let shortened = |pipeline| {
         let file = fs::File::create(&path).unwrap();
         file.set_len(LEN).unwrap();
-        let mut sender = bed.send(&["--message-size", "1G", path.to_str().unwrap()]);
+        let options = ["--pipeline", pipeline, "--message-size", "1G"];
+        let mut sender = bed.send(&[&options[..], &[path.to_str().unwrap()]].concat());
         wait_until("nothing is written", || {
             sender.has_ended() || part_len(&directory) > Some(0)
         });
         file.set_len(1).unwrap();
-        let ended = sender.end();
+        sender.end()
+    };
+    // Without it all of it was read before any of it left.
+    (0..2).for_each(|_| _ = shortened("off").expect_code(0));
+    // A sender that has read all before the file is cut has been quick: another one may be less so.
+    let is_noticed = (0..5).any(|_| {
+        let ended = shortened("on");
         if ended.status.success() {
             return false;
         }
@@ -262,5 +269,26 @@ fn a_wrong_byte_is_found_while_it_arrives() {
             !is_right || report["read"]["early_bytes"].as_u64() > Some(1 << 20),
             "{report}"
         );
+    }
+}
+
+/// What `lm-bench pipeline` measures: a message of which the first bytes come before the last are produced, unless it is told otherwise.
+#[test]
+fn a_pipeline_overlaps_unless_its_messages_are_whole() {
+    let Some(bed) = Bed::new() else { return };
+    for (option, overlaps) in [("", true), ("--whole", false)] {
+        // A tenth of a second, by the timetable.
+        let line = format!("--interface {INTERFACE} --len 6000000 --messages 2 {option}");
+        let far = receiver(&bed, &format!("pipeline far {line}"));
+        let near = sender(&bed, &format!("pipeline near --to {RECEIVER}:7168 {line}"));
+        let far = far.end().expect_code(0).json();
+        for at in 0..2 {
+            let (sent, come) = (&near["messages"][at], &far["messages"][at]);
+            assert_eq!(
+                number(come, "first_ns") < number(sent, "produced_ns"),
+                overlaps,
+                "{sent} {come}"
+            );
+        }
     }
 }
