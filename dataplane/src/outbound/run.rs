@@ -4,7 +4,6 @@
 use lm_protocol::window::WindowShape;
 
 use super::{Heard, Outgoing, Template, Way};
-use crate::checksum::Checksum;
 use crate::memory::Umem;
 use crate::port::TxQueue;
 
@@ -32,12 +31,8 @@ impl Outgoing {
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
         let highest = window.index_at(first, count);
-        // Where the device reads, a packet may have to be copied; a long one takes several descriptors. A checksum is each packet's own.
-        if way.device_reads
-            || way.channel.checksum != Checksum::None
-            || frame_len > way.piece_len
-            || highest + 1 >= count
-        {
+        // A long packet takes several descriptors.
+        if !way.runs || frame_len > way.piece_len || highest + 1 >= count {
             return (0, frame_len);
         }
         let left = (first | (window.fragments() - 1)).min(count - 1) + 1 - first;
