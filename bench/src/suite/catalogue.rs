@@ -298,6 +298,27 @@ const VARIANTS: &[Entry] = &[
         "as LM, as many packets at the device and on the way as keep both busy",
     ),
     variant(
+        "lm-integrated",
+        "LM that sums up",
+        Ours(Transport::Lm),
+        "--checksum integrated",
+        "as LM, with UDP's checksum in each packet, taken beside its digest",
+    ),
+    variant(
+        "lm-offload",
+        "LM whose card sums up",
+        Ours(Transport::Lm),
+        "--checksum offload",
+        "as LM, with UDP's checksum in each packet by the card, or by the kernel where it cannot",
+    ),
+    variant(
+        "lm-summed-apart",
+        "LM summed up in a pass of its own",
+        Ours(Transport::Lm),
+        "--sum-apart",
+        "as LM, whose sender sums each message up before it sends it, and throws the sum away",
+    ),
+    variant(
         "real-time-sleeping",
         "LM's real-time sockets",
         Ours(Transport::RealTimeSleeping),

@@ -12,7 +12,7 @@ use lm_protocol::wire::udp::checksum;
 
 use super::drive::HandedOver;
 use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
-use crate::cli::{ChecksumOption, Failure, IntegrityOption, chain};
+use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
 use crate::suite::host::await_link;
 
@@ -40,11 +40,7 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
             Transport::LmAutoQueue => Depth::Auto,
             _ => args.depth,
         },
-        checksum: match spec.transport {
-            Transport::LmIntegrated => ChecksumOption::Integrated,
-            Transport::LmOffload => ChecksumOption::Offload,
-            _ => ChecksumOption::None,
-        },
+        checksum: args.checksum,
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
     };
@@ -94,7 +90,7 @@ pub(super) struct Lm {
     peer: Option<PeerId>,
     options: ConnectOptions,
     integrity: IntegrityOption,
-    sums_apart: bool,
+    sum_apart: bool,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
     ending: bool,
@@ -126,7 +122,7 @@ impl Lm {
             peer,
             options,
             integrity: integrity(spec),
-            sums_apart: spec.transport == Transport::LmSummedApart,
+            sum_apart: args.sum_apart,
             peers: Vec::with_capacity(args.senders as usize),
             ending: false,
         })
@@ -154,7 +150,7 @@ impl End for Lm {
                 Err(error) => return Err(failed(&error)),
             }
         };
-        if self.sums_apart {
+        if self.sum_apart {
             let any = Ipv4Addr::UNSPECIFIED;
             let payload = region.payloads_mut().map(|piece| &*piece);
             std::hint::black_box(checksum(any, any, 0, 0, payload));

@@ -39,7 +39,7 @@ use real_time::Sending;
 pub(crate) use tcp::Sends;
 use timetable::Timetable;
 
-use crate::cli::{DeliveryOption, Failure, Mode};
+use crate::cli::{ChecksumOption, DeliveryOption, Failure, Mode};
 use crate::signals::Interrupt;
 
 /// How messages are moved.
@@ -54,12 +54,6 @@ pub(crate) enum Transport {
     LmSleeping,
     /// LM whose ends bound what is at the device and on the way by what keeps it busy.
     LmAutoQueue,
-    /// LM that sums packets up for UDP's checksum when they leave.
-    LmIntegrated,
-    /// LM whose device, or kernel, sums packets up.
-    LmOffload,
-    /// LM whose sender reads each message once more before it sends it, to sum it up.
-    LmSummedApart,
     /// LM's real-time sockets, never asleep.
     RealTime,
     /// The same, asleep while there is nothing to do.
@@ -94,9 +88,6 @@ impl Transport {
                 | Transport::LmNoIntegrity
                 | Transport::LmSleeping
                 | Transport::LmAutoQueue
-                | Transport::LmIntegrated
-                | Transport::LmOffload
-                | Transport::LmSummedApart
                 | Transport::RealTime
                 | Transport::RealTimeSleeping
         )
@@ -192,6 +183,12 @@ pub struct EndArgs {
     /// LM: packets in the device and on the way at once: full, auto, or a number
     #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
     depth: Depth,
+    /// LM: what is in the UDP checksum of packets that leave
+    #[arg(long, value_enum, default_value_t = ChecksumOption::None)]
+    checksum: ChecksumOption,
+    /// LM, near: read each message once more before it is sent, to sum it up
+    #[arg(long)]
+    sum_apart: bool,
     /// LM, near: fragments in a window
     #[arg(long, value_parser = crate::cli::parse_window, default_value = "256")]
     window: WindowShape,
@@ -388,13 +385,9 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         Transport::RealTime | Transport::RealTimeSleeping => {
             Box::new(socket::RealTimeEnd::open(args, spec, ready)?)
         }
-        Transport::Lm
-        | Transport::LmNoIntegrity
-        | Transport::LmSleeping
-        | Transport::LmAutoQueue
-        | Transport::LmIntegrated
-        | Transport::LmOffload
-        | Transport::LmSummedApart => Box::new(lm::Lm::open(args, spec, ready)?),
+        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::LmAutoQueue => {
+            Box::new(lm::Lm::open(args, spec, ready)?)
+        }
         Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
             Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)
