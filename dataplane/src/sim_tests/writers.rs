@@ -330,12 +330,28 @@ fn releases_that_no_sender_announces_are_dropped() {
     }
 }
 
+/// Somebody says in a sender's name that its first message, of `len` bytes, is given up.
+fn forge_abort(audience: &mut Audience, len: u64) {
+    let entry = AnnounceEntry {
+        len,
+        tag: 0,
+        delivery: None,
+        windows_released: AnnounceEntry::ABORTED,
+    };
+    let header = LmHeader::Announce {
+        session_key: audience.key(),
+        first: 0,
+        entries: 1,
+        sent: 0,
+    };
+    audience.forge(&header, &entry.encode());
+}
+
 /// A message of which all is released is not given up any more, whether it was written meanwhile or not.
 #[test]
 fn a_forged_abort_of_what_is_finished_is_refused() {
     for is_written in [true, false] {
         let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
-        let key = audience.key();
         let payload = noise(5, 20 * W as usize);
         match is_written {
             true => begin(&mut audience, payload).write_to(20 * W, 1),
@@ -344,19 +360,7 @@ fn a_forged_abort_of_what_is_finished_is_refused() {
         audience.until("shown", |audience| {
             audience.reads.first().is_some_and(|read| !read.seen.is_empty())
         });
-        let entry = AnnounceEntry {
-            len: 20 * W,
-            tag: 0,
-            delivery: None,
-            windows_released: AnnounceEntry::ABORTED,
-        };
-        let header = LmHeader::Announce {
-            session_key: key,
-            first: 0,
-            entries: 1,
-            sent: 0,
-        };
-        audience.forge(&header, &entry.encode());
+        forge_abort(&mut audience, 20 * W);
         assert!(audience.messages.is_empty(), "it is whole");
         audience.until("whole", |audience| !audience.messages.is_empty());
         assert_eq!(audience.drops("announcement_refused"), 1);
@@ -432,7 +436,6 @@ fn digests_of_what_is_not_released_are_not_taken() {
 #[test]
 fn a_forged_abort_harms_its_message_alone() {
     let mut audience = Audience::of(Way::Digests, Delivery::Reliable);
-    let key = audience.key();
     let mut writing = begin(&mut audience, noise(5, 6 * W as usize));
     writing.write_to(3 * W, 1);
     audience.payloads.push(noise(6, 40_000));
@@ -440,19 +443,7 @@ fn a_forged_abort_harms_its_message_alone() {
         let read = audience.reads.first();
         read.is_some_and(|read| !read.seen.is_empty())
     });
-    let entry = AnnounceEntry {
-        len: 6 * W,
-        tag: 0,
-        delivery: None,
-        windows_released: AnnounceEntry::ABORTED,
-    };
-    let header = LmHeader::Announce {
-        session_key: key,
-        first: 0,
-        entries: 1,
-        sent: 0,
-    };
-    audience.forge(&header, &entry.encode());
+    forge_abort(&mut audience, 6 * W);
     audience.bed.pass(Duration::from_millis(5));
     audience.watch();
     assert_eq!(audience.reads[0].incoming.settled(), Some(Ending::Aborted));
