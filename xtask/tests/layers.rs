@@ -113,6 +113,7 @@ const PARTS: [(Part, &[&str]); 10] = [
         &[
             "arena",
             "bounds",
+            "checksum",
             "completion",
             "fragment_digests",
             "frames",
