@@ -302,6 +302,40 @@ fn what_no_handler_takes_is_counted_and_not_answered() {
     assert_eq!(lock(&samples).kept.len(), 1);
 }
 
+/// Nobody takes real time here: small messages come in as many rounds beside a flood of it as without, twice as many at most.
+#[test]
+fn floods_that_nobody_takes_hold_up_no_small_message() {
+    const PER_ROUND: u64 = 24;
+    let p99 = |is_flooded: bool| {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.resolve(0);
+        bed.exchange(0, peer, &noise(1, 100));
+        let packet = sample(&mut bed, 0, 1);
+        let (mut rounds, mut flooded) = (Vec::new(), 0);
+        for number in 0..300 {
+            bed.send(0, peer, &noise(number, 64), number);
+            let mut took = 0;
+            while bed.hosts[1].take_message().expect("no failure").is_none() {
+                for _ in 0..if is_flooded { PER_ROUND } else { 0 } {
+                    bed.wire.inject(1, 0, &packet);
+                    flooded += 1;
+                }
+                bed.round();
+                took += 1;
+            }
+            rounds.push(took);
+            bed.hosts[0].told.completions().clear();
+        }
+        bed.rounds(3);
+        assert_eq!(bed.hosts[1].counters.drops.unexpected, flooded);
+        rounds.sort_unstable();
+        (rounds[rounds.len() * 99 / 100], flooded)
+    };
+    let ((calm, none), (flooded, packets)) = (p99(false), p99(true));
+    assert!((none, packets >= 300 * PER_ROUND) == (0, true), "{packets}");
+    assert!(flooded <= 2 * calm, "{flooded} rounds instead of {calm}");
+}
+
 /// Of types as of small messages: who has not proved itself, may not send here or has not the key is not heard. Who was asked for may send.
 #[test]
 fn packets_of_a_type_come_from_whom_small_messages_come() {
