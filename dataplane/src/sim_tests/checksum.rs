@@ -6,16 +6,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
-use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{
     HEADER_LEN, TYPE_ANNOUNCE, TYPE_CREDIT, TYPE_DATA, TYPE_EAGER, TYPE_REALTIME, VERSION,
 };
 
 use super::audience::{Audience, W, WAYS, config, options};
-use super::bed::{Bed, BedConfig, PORT, noise};
+use super::bed::{Bed, BedConfig, PORT, endpoint_config, noise};
 use super::streams::begin;
 use crate::checksum::Checksum;
+use crate::opening::MemoryPlan;
+use crate::port::Caps;
 use crate::scheduler::{Flow, FlowSpec, TxBatch};
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
@@ -226,4 +228,30 @@ fn a_datagram_bears_its_checksum() {
         bed.check_clean();
         assert_eq!(seen.lock().expect("one thread").datagrams.len(), 4);
     }
+}
+
+/// It is asked what it offers before anything is opened.
+#[test]
+fn a_device_that_sums_nothing_up_is_not_opened() {
+    let layout = Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("an MTU");
+    let open = |checksum, sums| {
+        let config = endpoint_config(&BedConfig {
+            checksum,
+            ..BedConfig::default()
+        });
+        let caps = Caps {
+            sums,
+            ..Caps::device()
+        };
+        let plan = MemoryPlan::new(&config, &layout, 2048, caps);
+        plan.map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(open(Checksum::Offload, true), Ok(()));
+    assert_eq!(open(Checksum::Integrated, false), Ok(()));
+    let error = open(Checksum::Offload, false).expect_err("nobody would sum packets up");
+    assert!(
+        error.contains("--checksum integrated") && error.contains("--mode copy"),
+        "{error}"
+    );
+    assert!(!error.contains('\n'), "{error}");
 }
