@@ -18,7 +18,8 @@ pub trait Flow: Send {
     /// When its next packet is due; `None` while there is none. It is asked for packets from then on.
     fn departs(&self) -> Option<Time>;
 
-    /// How urgent its next packet is: a rank and a deadline, the lower ones first. It is asked where several flows have something due.
+    /// How urgent its next packet is: a rank and a deadline, the lower ones first. Each flow that has something due is asked before one of
+    /// them has its turn.
     fn urgency(&mut self) -> (u8, Time) {
         (0, Time::MAX)
     }
