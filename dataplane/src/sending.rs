@@ -56,8 +56,6 @@ pub(crate) struct Sending<T> {
     room: u8,
     /// The device reads the memory itself.
     device_reads: bool,
-    /// Full fragments leave in runs.
-    runs: bool,
     /// When this round began.
     now_ns: u64,
 }
@@ -93,7 +91,6 @@ impl<T: TxQueue> Sending<T> {
             packet_len_max: chunk_len - u32::from(checksum.room()),
             room: checksum.room(),
             device_reads,
-            runs: !device_reads && checksum == Checksum::None,
             now_ns: 0,
         }
     }
@@ -232,7 +229,6 @@ impl<T: TxQueue> Sending<T> {
             bytes: 0,
             frames: &mut self.frames,
             device_reads: self.device_reads,
-            runs: self.runs,
             copied: Copied::default(),
         };
         let mut capture = capture.map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));

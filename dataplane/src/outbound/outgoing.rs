@@ -176,8 +176,6 @@ pub(crate) struct Way<'a, T> {
     /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
     pub(crate) frames: &'a mut TransmitFrames,
     pub(crate) device_reads: bool,
-    /// Packets of full fragments differ in nothing but their number: none has to be copied, and none has a checksum.
-    pub(crate) runs: bool,
     pub(crate) copied: Copied,
 }
 

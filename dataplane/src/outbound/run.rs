@@ -4,6 +4,7 @@
 use lm_protocol::window::WindowShape;
 
 use super::{Heard, Outgoing, Template, Way};
+use crate::checksum::Checksum;
 use crate::memory::Umem;
 use crate::port::TxQueue;
 
@@ -31,14 +32,15 @@ impl Outgoing {
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
         let highest = window.index_at(first, count);
-        // A long packet takes several descriptors.
-        if !way.runs || frame_len > way.piece_len || highest + 1 >= count {
+        // A long packet takes several descriptors, and some that the device reads are copied.
+        if way.device_reads || frame_len > way.piece_len || highest + 1 >= count {
             return (0, frame_len);
         }
         let left = (first | (window.fragments() - 1)).min(count - 1) + 1 - first;
         let packets = left.min(max);
         let stride = self.geometry.tx_stride();
-        let mut address = self.start + self.geometry.tx_frame_offset(highest);
+        let first = self.start + self.geometry.tx_frame_offset(highest);
+        let mut address = first;
         for back in 0..packets {
             let index = highest - back;
             // Nobody reads this hole yet: of what goes again, `put_packet` writes the bytes that are there already.
@@ -48,9 +50,11 @@ impl Outgoing {
             noted(self, index, way.umem);
             address = address.wrapping_sub(stride);
         }
+        if way.channel.checksum != Checksum::None {
+            way.channel.sum_up(way.umem, first, packets, stride, frame_len);
+        }
         way.channel.has_put(packets);
         if let Some(sent) = sent {
-            let first = self.start + self.geometry.tx_frame_offset(highest);
             (0..u64::from(packets)).for_each(|back| sent(way.umem, first - back * stride, frame_len));
         }
         self.in_flight += packets;

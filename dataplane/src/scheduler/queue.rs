@@ -173,13 +173,26 @@ impl<T: TxQueue> Transmit<T> {
         self.has_put(1);
     }
 
-    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put), and that has no checksum.
+    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put).
     #[inline]
     pub(crate) fn put(&mut self, offset: u32, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
         debug_assert!(address & 1 == 0, "TX addresses are even");
         self.tx
             .write(self.written + offset, Descriptor::new(address, len));
+    }
+
+    /// Completes so many packets that were [put](Transmit::put) and not yet counted: the first is at `first`, and each is `stride` bytes before
+    /// the one that it comes behind.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn sum_up(&mut self, umem: &Umem, first: u64, packets: u32, stride: u64, len: u32) {
+        for offset in 0..packets {
+            let address = first - u64::from(offset) * stride;
+            self.checksum.complete_frame(umem, address, len);
+            let descriptor = Descriptor::new(address, len).with_options(self.options);
+            self.tx.write(self.written + offset, descriptor);
+        }
     }
 
     /// Counts so many packets that were [put](Transmit::put).

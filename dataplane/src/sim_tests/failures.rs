@@ -42,7 +42,6 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
         bytes: 0,
         frames,
         device_reads: false,
-        runs: true,
         copied: Copied::default(),
     };
     let sent = outbound.transmit(outgoing, &mut way, 100, now_ns, None);
