@@ -116,9 +116,9 @@ pub(crate) struct Passed {
     /// Far: all of it is consumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) consumed_ns: Option<u64>,
-    /// How long this end took to produce or to consume it, and to send or to receive it, without what it waited. Receiving a message that is
-    /// read when it is whole is not told.
-    pub(crate) worked_ns: u64,
+    #[serde(flatten)]
+    pub(crate) worked: Worked,
+    /// How long this end took to send or to receive it, without what it waited. Receiving a message that is read when it is whole is not told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) moved_ns: Option<u64>,
     /// Of its bytes.
@@ -164,12 +164,26 @@ impl End {
     }
 }
 
-/// How long something took.
-fn timed<T>(spent_ns: &mut u64, what: impl FnOnce() -> T) -> T {
-    let begins_ns = now_ns();
-    let result = what();
-    *spent_ns += now_ns() - begins_ns;
-    result
+/// What producing or consuming a message took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub(crate) struct Worked {
+    /// Without what it waited, but with what else had the core meanwhile.
+    #[serde(rename = "worked_ns")]
+    pub(crate) ns: u64,
+    /// Processor time of its thread.
+    #[serde(rename = "worked_cpu_ns", default)]
+    cpu_ns: u64,
+}
+
+impl Worked {
+    /// Adds what this takes.
+    fn at<T>(&mut self, what: impl FnOnce() -> T) -> T {
+        let (begins_ns, cpu_ns) = (now_ns(), read_ns(ClockId::ThreadCPUTime));
+        let result = what();
+        self.ns += now_ns() - begins_ns;
+        self.cpu_ns += read_ns(ClockId::ThreadCPUTime) - cpu_ns;
+        result
+    }
 }
 
 /// What an end prints.
@@ -189,8 +203,12 @@ fn failed(error: &dyn std::error::Error) -> Failure {
 }
 
 fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    read_ns(ClockId::Monotonic)
+}
+
+fn read_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Runs an end. `ready` says that the other one may start.
@@ -210,11 +228,9 @@ pub fn run(args: &Args, ready: impl FnOnce()) -> Result<Report, Failure> {
         (_, Side::Near) => peers::near(args)?,
         (_, Side::Far) => (peers::far(args, ready)?, None),
     };
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
-    let spent_ns = spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64;
     Ok(Report {
         messages,
-        busy: spent_ns as f64 / (now_ns() - began_ns) as f64,
+        busy: read_ns(ClockId::ProcessCPUTime) as f64 / (now_ns() - began_ns) as f64,
         copied,
     })
 }
@@ -361,11 +377,9 @@ fn send(
     let mut writer = begin(end, |endpoint| {
         endpoint.peer(peer).begin(timetable.len, producer.tag())
     })?;
-    let (mut worked_ns, mut released_ns) = (0, None);
+    let (mut worked, mut released_ns) = (Worked::default(), None);
     for bytes in timetable.windows() {
-        timed(&mut worked_ns, || {
-            fill(&mut producer, &bytes, writer.payloads_mut())
-        })?;
+        worked.at(|| fill(&mut producer, &bytes, writer.payloads_mut()))?;
         end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &bytes)));
         released_ns.get_or_insert_with(now_ns);
         if bytes.end < timetable.len {
@@ -377,7 +391,7 @@ fn send(
         begins_ns: Some(begins_ns),
         released_ns,
         produced_ns: Some(now_ns()),
-        worked_ns,
+        worked,
         ..Passed::default()
     };
     sent(end, writer.token(), passed)
@@ -391,10 +405,8 @@ fn send_whole(
     (begins_ns, timetable): (u64, Timetable),
 ) -> Result<Passed, Failure> {
     let mut region = begin(end, |endpoint| endpoint.loan(peer, timetable.len))?;
-    let mut worked_ns = 0;
-    timed(&mut worked_ns, || {
-        fill(&mut producer, &(0..timetable.len), region.payloads_mut())
-    })?;
+    let mut worked = Worked::default();
+    worked.at(|| fill(&mut producer, &(0..timetable.len), region.payloads_mut()))?;
     end.wait_until(producer.due_ns(timetable.due_ns(begins_ns, &(0..timetable.len))));
     let produced_ns = Some(now_ns());
     let token = (end.endpoint)
@@ -404,7 +416,7 @@ fn send_whole(
         begins_ns: Some(begins_ns),
         released_ns: produced_ns,
         produced_ns,
-        worked_ns,
+        worked,
         ..Passed::default()
     };
     sent(end, token, passed)
@@ -477,7 +489,7 @@ fn receive(
             None => end.drive(),
         }
     };
-    let (mut first_ns, mut whole_ns, mut worked_ns) = (None, None, 0);
+    let (mut first_ns, mut whole_ns, mut worked) = (None, None, Worked::default());
     for bytes in timetable.windows() {
         let come = when_come(end, &incoming, bytes.clone())?;
         let begins_ns = *first_ns.get_or_insert_with(now_ns);
@@ -485,7 +497,7 @@ fn receive(
         if incoming.settled().is_some() {
             whole_ns.get_or_insert_with(now_ns);
         }
-        timed(&mut worked_ns, || consumer.take(bytes.start, come))?;
+        worked.at(|| consumer.take(bytes.start, come))?;
     }
     let consumed_ns = now_ns();
     let message = end.endpoint.recv(None).map_err(|error| failed(&error))?;
@@ -498,7 +510,7 @@ fn receive(
         first_ns,
         whole_ns: whole_ns.or(Some(consumed_ns)),
         consumed_ns: Some(consumed_ns),
-        worked_ns,
+        worked,
         moved_ns: Some(end.moved_ns),
         ..Passed::default()
     };
@@ -529,17 +541,17 @@ fn receive_whole(
 ) -> Result<(Message, Passed), Failure> {
     let message = end.endpoint.recv(None).map_err(|error| failed(&error))?;
     let whole_ns = now_ns();
-    let mut worked_ns = 0;
+    let mut worked = Worked::default();
     for bytes in timetable.windows() {
         end.wait_until(consumer.due_ns(timetable.due_ns(whole_ns, &bytes)));
         let come = &message[bytes.start as usize..bytes.end as usize];
-        timed(&mut worked_ns, || consumer.take(bytes.start, come))?;
+        worked.at(|| consumer.take(bytes.start, come))?;
     }
     let passed = Passed {
         first_ns: Some(whole_ns),
         whole_ns: Some(whole_ns),
         consumed_ns: Some(now_ns()),
-        worked_ns,
+        worked,
         ..Passed::default()
     };
     Ok((message, passed))

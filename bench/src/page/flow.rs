@@ -213,7 +213,7 @@ fn works(name: &str, ends: &Ends) -> Vec<Row> {
             .collect();
         Summary::of(&times?).map(|summary| summary.median)
     };
-    let worked = |one: &Passed| Some(one.worked_ns);
+    let worked = |one: &Passed| Some(one.worked.ns);
     let moved = |one: &Passed| one.moved_ns;
     let times = [
         median(&ends.near, worked),

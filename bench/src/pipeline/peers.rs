@@ -13,7 +13,7 @@ use rustix::net::sockopt;
 
 use super::loaned::{Memory, Ring};
 use super::work::{Consumer, Producer};
-use super::{Args, PAUSE_NS, Passed, Timetable, failed, now_ns, sha256, timed};
+use super::{Args, PAUSE_NS, Passed, Timetable, failed, now_ns, sha256};
 use crate::cli::Failure;
 #[cfg(feature = "peers")]
 use crate::suite::Quic;
@@ -190,9 +190,9 @@ pub(super) fn near(args: &Args) -> Result<(Vec<Passed>, Option<bool>), Failure> 
             ..Passed::default()
         };
         for bytes in timetable.windows() {
-            timed(&mut passed.worked_ns, || {
-                producer.fill(bytes.start, &mut [IoSliceMut::new(memory.bytes_mut(&bytes))])
-            })?;
+            passed
+                .worked
+                .at(|| producer.fill(bytes.start, &mut [IoSliceMut::new(memory.bytes_mut(&bytes))]))?;
             passed.produced_ns = Some(now_ns());
             passed.released_ns = passed.released_ns.or(passed.produced_ns);
             sending.send(&memory, &bytes).map_err(failed)?;
@@ -284,7 +284,7 @@ pub(super) fn far(args: &Args, ready: impl FnOnce()) -> Result<Vec<Passed>, Fail
             }
             let sum = u64::from(number) * args.len + came;
             receiving.confirm(sum, came == args.len).map_err(failed)?;
-            timed(&mut passed.worked_ns, || consumer.take(from, &memory[..count]))?;
+            passed.worked.at(|| consumer.take(from, &memory[..count]))?;
         }
         passed.consumed_ns = Some(now_ns());
         passed.sha256 = consumer.sha256().expect("SHA-256 is what consumes");

@@ -474,10 +474,10 @@ fn report(near: &Value, far: &Value) -> Result<Sample> {
             .map(|found| found.value)
             .context("no messages")
     };
-    // Working is not less than CPU time: waiting alone is left out. The frozen program does not say it.
+    // The frozen program does not say it.
     let work = |of: &[Value], from: &str, to: &str| {
         let share = |one: &Value| {
-            Some(100.0 * one["worked_ns"].as_f64()? / (one[to].as_f64()? - one[from].as_f64()?))
+            Some(100.0 * one["worked_cpu_ns"].as_f64()? / (one[to].as_f64()? - one[from].as_f64()?))
         };
         Some(Summary::of(&of.iter().map(share).collect::<Option<Vec<_>>>()?)?.median)
     };
@@ -555,7 +555,7 @@ mod tests {
 
     #[test]
     fn times_count_from_the_first_byte_produced() {
-        let sent = |begins: u64| json!({"begins_ns": begins, "produced_ns": begins + 1_000_000, "worked_ns": 150_000, "confirmed_ns": begins + 2_500_000, "sha256": "a"});
+        let sent = |begins: u64| json!({"begins_ns": begins, "produced_ns": begins + 1_000_000, "worked_ns": 400_000, "worked_cpu_ns": 150_000, "confirmed_ns": begins + 2_500_000, "sha256": "a"});
         let came = |begins: u64, took: u64| json!({"first_ns": begins + 2_000_000, "whole_ns": begins + 2_000_000, "consumed_ns": begins + took, "sha256": "a"});
         let near = json!({"messages": [sent(100), sent(50_000_000), sent(90_000_000)]});
         let far = json!({"messages": [came(100, 3_000_000), came(50_000_000, 3_500_000), came(90_000_000, 9_000_000)]});
