@@ -71,6 +71,24 @@ impl Checksum {
         let packet = unsafe { umem.mapping().slice_mut(address, u64::from(len)) };
         self.complete(umem, address, packet, &[]);
     }
+
+    /// The same of so many packets that differ in no length and no address, the first at `first` and each `stride` bytes before the one that it
+    /// comes behind.
+    pub(crate) fn complete_run(self, umem: &Umem, (first, packets): (u64, u32), stride: u64, len: u32) {
+        let addresses = (0..u64::from(packets)).map(|back| first - back * stride);
+        if self != Checksum::Offload {
+            return addresses.for_each(|address| self.complete_frame(umem, address, len));
+        }
+        // SAFETY: as in `complete_frame`.
+        let packet = unsafe { umem.mapping().slice_mut(first, u64::from(len)) };
+        let udp = udp::put_pseudo_sum(packet).expect("fragments of a message are UDP datagrams");
+        let at = udp + udp::CHECKSUM;
+        let (metadata, sum) = (metadata(udp), [packet[at], packet[at + 1]]);
+        for address in addresses {
+            umem.copy_to(address - u64::from(METADATA_LEN), &metadata);
+            umem.copy_to(address + at as u64, &sum);
+        }
+    }
 }
 
 /// Has the device sum up what follows from the UDP header at `start` on.

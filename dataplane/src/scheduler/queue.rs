@@ -187,9 +187,9 @@ impl<T: TxQueue> Transmit<T> {
     #[cold]
     #[inline(never)]
     pub(crate) fn sum_up(&mut self, umem: &Umem, first: u64, packets: u32, stride: u64, len: u32) {
+        self.checksum.complete_run(umem, (first, packets), stride, len);
         for offset in 0..packets {
             let address = first - u64::from(offset) * stride;
-            self.checksum.complete_frame(umem, address, len);
             let descriptor = Descriptor::new(address, len).with_options(self.options);
             self.tx.write(self.written + offset, descriptor);
         }
