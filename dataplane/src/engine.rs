@@ -187,7 +187,11 @@ impl<P: Port> Engine<P> {
         let mut count = 0;
         while let Some(released) = self.memory.next_returned() {
             count += 1;
-            self.recover(released);
+            match released {
+                // Most are these, and need no call.
+                Released::GeneralFrame(address) => self.small.recover(address),
+                _ => self.recover(released),
+            }
         }
         count
     }
