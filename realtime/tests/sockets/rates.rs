@@ -6,7 +6,7 @@ use lm_examples::ROUND_NS;
 use lm_protocol::smoother::Parameters;
 use lm_protocol::wire::lm::{TYPE_DATA, TYPE_REALTIME};
 use lm_realtime::{OpenError, SocketConfig};
-use lm_sim::{Impairments, Semantics};
+use lm_sim::{Delivery, Impairments, Semantics};
 
 use crate::{Bed, exact, options};
 
@@ -164,4 +164,32 @@ fn a_lost_fragment_lowers_the_rate_by_a_tenth_within_20_ms() {
         after == before - before.div_ceil(10)
     });
     assert!(fell, "{} credits a second", rate(&bed));
+}
+
+/// The device has two packets, and takes no more for 10 ms: the credits of the next two are kept.
+#[test]
+fn what_the_device_has_no_room_for_keeps_its_credits() {
+    let mut bed = Bed::new(Semantics::Copy, 6, &exact(), link());
+    bed.calm();
+    let mut left_at_once = |stopped: u64, going: u64| {
+        let rounds = |bed: &mut Bed, ns: u64| {
+            for _ in 0..ns / ROUND_NS {
+                let _ = bed.world.ends[0].try_send_copy(bed.peer, &[1; 50_000], 0);
+                bed.round();
+                while bed.world.ends[1].try_recv().expect("reliable").is_some() {}
+                while bed.world.ends[0].try_completion().is_some() {}
+            }
+            bed.world.ends[0].counters().data_packets_sent
+        };
+        bed.world.wire.set_delivery(Delivery::Manual);
+        let before = rounds(&mut bed, stopped);
+        bed.world.wire.deliver(u32::MAX);
+        bed.world.wire.set_delivery(Delivery::Inline);
+        let left = rounds(&mut bed, 2 * ROUND_NS) - before;
+        rounds(&mut bed, going);
+        left
+    };
+    left_at_once(0, 100_000_000);
+    let left: Vec<u64> = (0..20).map(|_| left_at_once(10_000_000, 5_000_000)).collect();
+    assert_eq!(left, [2; 20]);
 }
