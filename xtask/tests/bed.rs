@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lm_cards::ethtool::Ethtool;
 use rustix::process::{Pid, Signal, kill_process};
 use xtask::bed::host::joins_packets;
-use xtask::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
+use xtask::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, until};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped() -> bool {
@@ -40,14 +40,6 @@ fn namespaces_of(pid: u32) -> Vec<String> {
     names
         .filter(|name| name.starts_with(&format!("lmx-{pid}-")))
         .collect()
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
-        assert!(Instant::now() < end, "not within 10 s: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -339,7 +331,10 @@ fn the_next_bed_removes_what_a_killed_process_left() {
     child.wait().unwrap();
     // Beds of other tests may have removed it by now; nobody else can have kept it.
     let _bed = Bed::new(&BedConfig::default()).unwrap();
-    wait_until("the dead process's namespaces are removed", || {
-        namespaces_of(child.id()).is_empty()
-    });
+    until(
+        "the dead process's namespaces are removed",
+        Duration::from_secs(10),
+        || Ok(namespaces_of(child.id()).is_empty()),
+    )
+    .unwrap();
 }

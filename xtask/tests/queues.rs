@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program, until};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped(why: &str) {
@@ -55,20 +55,18 @@ fn queues_of(receiver: &Host, work: impl FnOnce()) -> Vec<u64> {
     let before = receiver.queue_packets().unwrap();
     assert_eq!(before.len(), QUEUES as usize);
     work();
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    loop {
-        let now = receiver.queue_packets().unwrap();
-        let came: Vec<u64> = now
+    let mut came = Vec::new();
+    until("enough packets came", Duration::from_secs(10), || {
+        let now = receiver.queue_packets()?;
+        came = now
             .iter()
             .zip(&before)
             .map(|(now, before)| now - before)
             .collect();
-        if came.iter().sum::<u64>() >= ENOUGH {
-            return came;
-        }
-        assert!(std::time::Instant::now() < deadline, "only {came:?} came");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        Ok(came.iter().sum::<u64>() >= ENOUGH)
+    })
+    .unwrap();
+    came
 }
 
 /// Packets of one flow from an XSK on a queue of the sender. The port is none that the receiver takes.

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use xtask::bed::until;
 
 /// The command's exit code, standard output and standard error.
 fn xtask(arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -65,10 +66,9 @@ fn a_test_bed_stays_until_it_is_removed() {
     let hosts = namespaces();
     let keeper: i32 = hosts[0].split('-').nth(1).unwrap().parse().unwrap();
     kill_process(Pid::from_raw(keeper).unwrap(), Signal::KILL).unwrap();
-    let end = Instant::now() + Duration::from_secs(10);
-    while !(namespaces().is_empty() && are_gone(&hosts)) {
-        assert!(Instant::now() < end, "the dead test bed is still there");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the dead test bed is gone", Duration::from_secs(10), || {
+        Ok(namespaces().is_empty() && are_gone(&hosts))
+    })
+    .unwrap();
     assert_eq!(xtask(&["up", "--hosts", "1"]).0, Some(2));
 }

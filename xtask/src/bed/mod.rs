@@ -34,6 +34,7 @@ mod topology;
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lm_measure::rate::BitRate;
@@ -55,6 +56,19 @@ pub const INTERFACE: &str = "lm0";
 const NAMESPACE_PREFIX: &str = "lmx";
 /// The side of the namespace between the hosts.
 const BOX: &str = "box";
+
+/// Looks until it is so.
+///
+/// # Errors
+/// It is not within the limit.
+pub fn until(what: &str, limit: Duration, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + limit;
+    while !is_so()? {
+        ensure!(Instant::now() < end, "not within {} s: {what}", limit.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
 
 /// The two ends of a bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use lm_measure::statistics::Summary;
 use rustix::process::setpriority_process;
 use serde_json::Value;
 
-use super::{Bed, BedConfig, Host, INTERFACE, ip, switch};
+use super::{Bed, BedConfig, Host, INTERFACE, ip, switch, until};
 
 /// Preamble, checksum and gap of a frame on the wire; `tc` counts none of them.
 const ON_WIRE_LEN: u64 = 24;
@@ -210,16 +210,9 @@ impl Bed {
     /// # Errors
     /// No switch, or frames still come into it.
     pub fn drained(&self) -> Result<()> {
-        let limit = Instant::now() + DRAIN;
-        while self.disciplines()?.iter().any(|one| one["qlen"] != 0) {
-            ensure!(
-                Instant::now() < limit,
-                "frames wait in the switch after {} s",
-                DRAIN.as_secs()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        until("no frame waits in the switch", DRAIN, || {
+            Ok(self.disciplines()?.iter().all(|one| one["qlen"] == 0))
+        })
     }
 
     /// What has been dropped so far of what went to the receiver.

@@ -20,11 +20,11 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Host, INTERFACE, Side, host, ip};
+use super::{Host, INTERFACE, Side, host, ip, until};
 
 /// The side of the bridge's namespace.
 pub(super) const SWITCH: &str = "switch";
@@ -82,13 +82,12 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
 pub(super) fn await_forwarding(switch: &Host, hosts: &[&Host]) -> Result<()> {
     // BR_STATE_FORWARDING in linux/if_bridge.h
     const FORWARDING: &str = "3";
-    let end = Instant::now() + Duration::from_secs(10);
     for host in hosts {
-        let file = format!("/sys/class/net/{}/brport/state", port_of(host));
-        while switch.read_file(&file)?.trim() != FORWARDING {
-            ensure!(Instant::now() < end, "{} does not forward", port_of(host));
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let port = port_of(host);
+        let file = format!("/sys/class/net/{port}/brport/state");
+        until(&format!("{port} forwards"), Duration::from_secs(10), || {
+            Ok(switch.read_file(&file)?.trim() == FORWARDING)
+        })?;
     }
     Ok(())
 }

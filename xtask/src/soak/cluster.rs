@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::kernel::Dice;
 use crate::bed::daemons::Ground;
-use crate::bed::{Host, Program, require_root};
+use crate::bed::{Host, Program, require_root, until};
 use crate::machine::status_kib;
 use crate::run::cluster::{self, Exchange, PATIENCE, sum};
 use crate::workspace::Programs;
@@ -208,12 +208,9 @@ impl Life<'_> {
 }
 
 fn wait_for(dying: &mut Program) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !dying.has_ended()? {
-        ensure!(Instant::now() < end, "a killed program does not end");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
+    until("a killed program ends", Duration::from_secs(10), || {
+        dying.has_ended()
+    })
 }
 
 /// Pairs of which the second had nothing from the first in its last life.

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::pair::{Pair, await_link, steering_notes};
+use super::pair::{Pair, steering_notes};
 use super::spoil;
 use super::transfer::{Source, send_file};
-use crate::bed::{Host, INTERFACE, Launch, Program};
+use crate::bed::{Host, INTERFACE, Launch, Program, until};
 use crate::machine::status_kib;
 use crate::soak::fates;
 use crate::vm::devices::Device;
@@ -77,20 +77,13 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
     Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
 }
 
-/// Starts a sender whose message takes three seconds, and kills it after one of them.
+/// Starts a sender of a message of 5800 packets, and kills it after 2000.
 fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     let sender = pair
         .sending(&format!("lm-send --json --rate 20M --message-size {MESSAGE}"))
         .arg(&source.file);
     let mut sender = pair.start_sender(sender)?;
-    let end = Instant::now() + Duration::from_secs(10);
-    while !pair.bed.left().has_xdp_program()? && !sender.has_ended()? {
-        ensure!(Instant::now() < end, "the sender did not begin");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // Its gate made the card begin anew.
-    await_link(&pair.bed)?;
-    std::thread::sleep(Duration::from_secs(1));
+    await_stream(pair, &mut sender)?;
     kill(sender)
 }
 
@@ -229,15 +222,10 @@ pub(super) fn await_stream(pair: &Pair, sender: &mut Program) -> Result<()> {
     let file = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
     let packets = || anyhow::Ok(pair.bed.right().read_file(&file)?.parse::<u64>().unwrap_or(0));
     let before = packets()?;
-    let end = Instant::now() + Duration::from_secs(20);
-    while packets()? < before + 2000 {
-        ensure!(
-            Instant::now() < end && !sender.has_ended()?,
-            "the stream did not begin"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    until("2000 packets came", Duration::from_secs(20), || {
+        ensure!(!sender.has_ended()?, "the sender has ended");
+        Ok(packets()? >= before + 2000)
+    })
 }
 
 /// The number of answers in what ping says at its end.

@@ -1,13 +1,13 @@
 //! Two hosts on the two devices of a kind, and LM's programs on them in the mode that the plan demands.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::NotHere;
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Lone, Program, ip, middle};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Lone, Program, ip, middle, until};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
@@ -266,20 +266,13 @@ pub(super) fn join(bed: &Bed, further: impl IntoIterator<Item = u8>) -> Result<(
 
 /// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.
 pub(super) fn await_link(bed: &Bed) -> Result<()> {
-    let end = Instant::now() + LIMIT;
     let hosts = [(bed.left(), INTERFACE), (bed.right(), INTERFACE)];
     let middle = bed.middle().map(|host| (host, middle::RIGHT));
     for (host, interface) in hosts.into_iter().chain(middle) {
         let carrier = format!("/sys/class/net/{interface}/carrier");
-        while host.read_file(&carrier).ok().as_deref() != Some("1") {
-            ensure!(
-                Instant::now() < end,
-                "no link on {} within {} s",
-                host.name(),
-                LIMIT.as_secs()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until(&format!("{} has its link", host.name()), LIMIT, || {
+            Ok(host.read_file(&carrier).ok().as_deref() == Some("1"))
+        })?;
     }
     Ok(())
 }
@@ -287,17 +280,11 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
 /// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
 /// begins anew.
 pub(super) fn await_detached(host: &Host) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while host.has_xdp_program()? {
-        ensure!(
-            Instant::now() < end,
-            "an XDP program is still attached on {} after {} s",
-            host.name(),
-            LIMIT.as_secs()
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    until(
+        &format!("no XDP program is attached on {}", host.name()),
+        LIMIT,
+        || Ok(!host.has_xdp_program()?),
+    )
 }
 
 /// Sends everything that comes in to one queue, as a rule of a real card would. Whether that worked.

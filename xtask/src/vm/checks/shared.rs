@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::card::LmBench;
 use super::pair::{Pair, await_link, require_zero_copy, share_instances};
-use crate::bed::{Bed, Host, Launch};
+use crate::bed::{Bed, Host, Launch, until};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
@@ -49,9 +49,9 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
 fn beside_a_socket(pair: &Pair) -> Result<Value> {
     let bed = &pair.bed;
     let (receiver, sender) = pair.start_stream(65_536, [0.5, 6.0])?;
-    while !bed.left().has_xdp_program()? {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the sender begins", Duration::from_secs(20), || {
+        bed.left().has_xdp_program()
+    })?;
     await_link(bed)?;
     let ends = Ends::round_trips("udp-polled", 64, SOCKET_ROUND_TRIPS, 4.0).port(SOCKET_PORT);
     let launch = |words, core| {
