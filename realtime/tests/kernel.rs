@@ -158,6 +158,7 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
                     *window = Window::new(packets);
                 }
             }
+            // The kernel and the other end get their core.
             std::thread::sleep(Duration::from_micros(300));
         }
         // A machine that has no time for a class of two frames loses some of its rate.

@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lm_dataplane::{
@@ -15,6 +16,7 @@ use lm_dataplane::{
 };
 use lm_protocol::control::RejectReason;
 use lm_protocol::wire::lm::{LmHeader, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
+use xtask::bed::until;
 
 use crate::forger::{Forger, small_message, under_attack};
 use crate::form::{At, Bed, Form, HONEST, RECEIVER, config};
@@ -238,14 +240,19 @@ pub(crate) fn an_earlier_life_repeated_from_elsewhere_is_not_taken(form: Form) {
         .filter(|(from, ..)| *from == HONEST)
         .collect();
     assert!(said.len() > 500, "{} packets", said.len());
+    let repeated = AtomicU64::new(0);
     let attack = |forger: &Forger, n: u64| {
         let (from, to, payload) = &said[n as usize % said.len()];
         forger.send(*from, *to, payload);
+        // Relaxed: a lone count.
+        repeated.store(n, Ordering::Relaxed);
     };
     let work = || {
         bed.beside_receiver(&receiver, || {
-            // The past comes before the present life does.
-            std::thread::sleep(Duration::from_millis(300));
+            // All of the past comes before the present life does.
+            let all = said.len() as u64;
+            let is_so = || Ok(repeated.load(Ordering::Relaxed) > all);
+            until("the past is repeated", PATIENCE, is_so).unwrap();
             bed.program(At::Honest, || life(&bed.config(At::Honest)));
         })
     };

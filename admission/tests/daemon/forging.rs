@@ -147,6 +147,7 @@ fn forge(thief: &mut Sender, macs: &[[u8; 6]; 2], grant: &Grant, addresses: [Soc
             };
             thief.send(macs, from, to, &credit);
         }
+        // Nothing answers it: the sender gets its time to be misled.
         std::thread::sleep(Duration::from_millis(50));
     }
 }

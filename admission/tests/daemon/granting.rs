@@ -3,6 +3,7 @@
 use std::net::SocketAddrV4;
 
 use lm_dataplane::ipc::*;
+use lm_protocol::admission::PROMISE;
 use lm_protocol::control::ControlMessage;
 use xtask::bed::{BedConfig, Side};
 
@@ -269,7 +270,7 @@ fn one_receiver_in_the_cluster_under_exclusive() {
     };
     assert_eq!(sender.outcome(nobody), Outcome::Unreachable);
     // It stays so for longer than any promise, which is renewed.
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(PROMISE * 3 / 2);
     assert_eq!(right.interface().sessions.len(), 1);
     sender.done(Call::End { ticket, messages: 0 });
     assert!(matches!(sender.outcome(ticket), Outcome::Ended { .. }));

@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 use std::process::Command;
 
 use lm_dataplane::ipc::*;
+use lm_protocol::admission::PROMISE;
 use xtask::bed::{INTERFACE, Side};
 
 use crate::bed::{Hosts, wait_until};
@@ -162,7 +163,7 @@ fn an_exclusive_session_goes_on() {
             .rejoin(&mut receiver);
         assert_eq!(receiver.joined().received, [session_key]);
         // Longer than any promise: the new daemon has asked for its own.
-        std::thread::sleep(std::time::Duration::from_millis(2500));
+        std::thread::sleep(PROMISE * 5 / 4);
         let interface = right.interface();
         assert_eq!(
             (interface.sessions.len(), interface.queues[1].open_places),

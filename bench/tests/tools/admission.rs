@@ -5,13 +5,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
 use crate::hosts::{Hosts, USER, daemon};
-use crate::links::CUT;
+use crate::links::{CUT, flap};
 use crate::measuring::lm_bench;
 
 /// What the kernel says of a running program.
@@ -114,10 +113,7 @@ fn sessions_of_daemons_survive_interfaces_that_flap_and_a_path_that_is_cut() {
     let mut sender = hosts.send(&["--rate", "100M", file.to_str().unwrap()]);
     await_begin(&mut sender, &hosts.bed.path("out"));
     for host in [Host::Sender, Host::Receiver] {
-        for to in ["down", "up"] {
-            hosts.bed.ip(host, &format!("link set {INTERFACE} {to}"));
-            thread::sleep(Duration::from_millis(250));
-        }
+        flap(&hosts.bed, &[host]);
     }
     hosts.bed.ip(Host::Box, "link set right nomaster");
     thread::sleep(CUT);

@@ -93,7 +93,7 @@ fn set(bed: &Bed, hosts: &[Host], to: &str) {
 }
 
 /// Sets the interfaces of `hosts` down for a while, and then up for as long.
-fn flap(bed: &Bed, hosts: &[Host]) {
+pub(crate) fn flap(bed: &Bed, hosts: &[Host]) {
     for to in ["down", "up"] {
         set(bed, hosts, to);
         thread::sleep(Duration::from_millis(250));

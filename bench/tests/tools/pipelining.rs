@@ -156,6 +156,7 @@ fn a_message_is_written_while_it_arrives() {
                 part_len(&directory) > Some(LEN as u64 / 4)
             }),
             false => {
+                // Nothing is written for so long.
                 std::thread::sleep(TIME / 3);
                 let len = part_len(&directory);
                 // A machine that has much else to do may have slept for longer.

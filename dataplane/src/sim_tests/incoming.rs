@@ -225,15 +225,11 @@ fn a_queue_that_is_shared_shows_what_is_right() {
             audience.until("all", |audience| {
                 audience.reads.len() + audience.messages.len() > 0
             });
-            for _ in 0..30_000 {
+            audience.until("received", |audience| {
                 let payload = noise(sent, 90_000);
                 sent += u64::from(sent < 8 && audience.bed.try_send(2, other, &payload, sent).is_ok());
-                audience.round();
-                if audience.messages.len() == 8 {
-                    break;
-                }
-            }
-            assert_eq!(audience.messages.len(), 8);
+                audience.messages.len() == 8
+            });
             assert!(
                 audience
                     .reads
@@ -279,13 +275,7 @@ fn windows_are_shown_only_while_the_log_can_be_trusted() {
                 ..Impairments::default()
             },
         );
-        audience.payloads = payloads(6, |_| 6 * W);
-        for _ in 0..3_000 {
-            audience.round();
-            if audience.messages.len() as u64 + audience.failures == 6 {
-                break;
-            }
-        }
+        audience.read_all(payloads(6, |_| 6 * W));
         early += audience.early;
         let endings: Vec<_> = audience
             .reads

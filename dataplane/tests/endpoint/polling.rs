@@ -1,12 +1,12 @@
 //! Who runs the landing queue's NAPI instance while a stream goes on, and after it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lm_cards::Interface;
 use lm_dataplane::{Deferral, Napi};
 use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
 
-use crate::harness::{Bed, PATIENCE, config_a, config_b, connect, content, recv, send, settle};
+use crate::harness::{Bed, config_a, config_b, connect, content, recv, send, settle, wait_until};
 
 const LEN: u64 = 1 << 20;
 const MESSAGES: u64 = 400;
@@ -30,26 +30,18 @@ fn with(napis: &mut [Napi], setting: Deferral) -> usize {
     deferrals.filter(|&deferral| deferral == setting).count()
 }
 
-fn wait_until(endpoint: &mut Endpoint, mut left: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !left() {
-        assert!(Instant::now() < deadline, "the queue is kept after the stream");
-        endpoint.poll();
-    }
-}
-
 #[test]
 fn a_stream_keeps_its_queue_to_the_receiving_core_and_leaves_it_as_it_was() {
     stream(BEFORE, |b, napis, seen| {
         assert!(seen > 0, "no stream was noticed: {:?}", b.counters());
-        wait_until(b, || with(napis, BEFORE) == 2);
+        wait_until(b, "the queue is left", |_| with(napis, BEFORE) == 2);
     });
 }
 
 #[test]
 fn what_a_keeper_that_was_killed_has_left_goes_with_the_next_stream() {
     stream(KEPT, |b, napis, _| {
-        wait_until(b, || with(napis, Deferral::default()) == 1);
+        wait_until(b, "the queue is left", |_| with(napis, Deferral::default()) == 1);
         assert_eq!(with(napis, KEPT), 1, "the general queue is never touched");
     });
 }

@@ -16,7 +16,7 @@ use pcap_file::pcap::PcapReader;
 
 use crate::harness::{
     B, Bed, PATIENCE, assert_clean, assert_delivered, both, check, completions, config_a, config_b, connect,
-    content, open, plain, recv, send, settle, up_to,
+    content, open, plain, recv, send, settle, up_to, wait_until,
 };
 
 /// The longest UDP datagram over IPv4, in bytes.
@@ -129,11 +129,7 @@ fn an_ordinary_socket_receives_whole_datagrams() {
             }
             assert_clean(&a);
             // Neither of us goes before the datagrams are there.
-            let deadline = std::time::Instant::now() + PATIENCE;
-            while !over.other() && std::time::Instant::now() < deadline {
-                a.poll();
-                a.wait(std::time::Duration::from_millis(1));
-            }
+            wait_until(&mut a, "the datagrams are there", |_| over.other());
         },
         |start, _over| {
             let socket = UdpSocket::bind(to).unwrap();
