@@ -139,8 +139,7 @@ fn run(run: Run, arguments: &[OsString]) -> Result<(), String> {
     let (config, key) = meaning(read()?)?;
     if run.check {
         daemon::check(&config)?;
-        println!("the configuration is right");
-        return Ok(());
+        return show::say("the configuration is right\n");
     }
     let set_log = start_log(&config.log)?;
     let reload: Reload = match config.user {

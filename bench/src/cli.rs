@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Admission, Checksum, Delivery, Depth, Integrity, ModeRequest};
 use lm_measure::rate::BitRate;
+use lm_measure::stdout::{self, EXIT_UNREAD};
 use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,7 @@ EXIT CODES
   1    failed
   2    wrong command line
   130  ended by Ctrl-C or SIGTERM
+  141  what it prints was not read
 
 NOTES
   Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root. Data is
@@ -426,22 +428,25 @@ pub fn main<P: Parser>(
     verbose: impl FnOnce(&P) -> u8,
     run: impl FnOnce(P) -> Result<ExitCode, Failure>,
 ) -> ExitCode {
-    let options = match P::try_parse_from(arguments) {
-        Ok(options) => options,
-        Err(error) if error.use_stderr() => {
-            complain(tool, &usage_line(&error.to_string()));
-            return ExitCode::from(EXIT_USAGE);
-        }
-        Err(error) => {
-            // `lm-send --help | head` closes the pipe early; that is no failure.
-            let _ = write!(std::io::stdout(), "{error}");
-            return ExitCode::from(EXIT_OK);
-        }
+    let run = || {
+        let options = match P::try_parse_from(arguments) {
+            Ok(options) => options,
+            Err(error) if error.use_stderr() => {
+                return Err(Failure::usage(usage_line(&error.to_string())));
+            }
+            Err(error) => {
+                print!("{error}");
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        crate::log::start(verbose(&options));
+        run(options)
     };
-    crate::log::start(verbose(&options));
-    run(options).unwrap_or_else(|failure| {
-        complain(tool, &failure.text);
-        ExitCode::from(failure.code)
+    stdout::main(|| {
+        run().unwrap_or_else(|failure| {
+            complain(tool, &failure.text);
+            ExitCode::from(failure.code)
+        })
     })
 }
 
@@ -483,6 +488,7 @@ pub fn conclude(
     };
     match written {
         Ok(()) => ExitCode::from(code),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(code.max(EXIT_UNREAD)),
         Err(error) => {
             complain(
                 tool,

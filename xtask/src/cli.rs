@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use lm_measure::stdout;
 
 use crate::{
     bench, dist, figures, fuzz, gate, hold, models, mutants, run as demonstration, soak, testbed, verify, vm,
@@ -62,13 +63,13 @@ pub fn main() -> ExitCode {
         return vm::guest::init();
     }
     let arguments = Arguments::parse();
-    match run(arguments.command) {
+    stdout::main(|| match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
-    }
+    })
 }
 
 fn run(command: Command) -> Result<()> {

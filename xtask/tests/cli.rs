@@ -162,3 +162,13 @@ fn the_ordinary_udp_receiver_keeps_what_arrives() {
         assert_eq!(std::fs::read(&received).unwrap(), content[..sent_len]);
     }
 }
+
+/// As of `| head -1`.
+#[test]
+fn output_that_nobody_reads_ends_it_quietly() {
+    let (_, unread) = std::io::pipe().unwrap();
+    let mut list = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let output = list.args(["vm", "--list"]).stdout(unread).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.as_str()), (Some(141), ""));
+}

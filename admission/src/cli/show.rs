@@ -12,11 +12,16 @@ pub(super) fn print(status: &Status, json: bool) -> Result<(), String> {
         }
         false => tables(status),
     };
+    say(&text)
+}
+
+/// Prints a text, as far as it is read.
+pub(super) fn say(text: &str) -> Result<(), String> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => Ok(()),
         // As with `| head`.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(format!("cannot show the status: {error}")),
+        Err(error) => Err(format!("cannot print: {error}; check standard output")),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, names, wait_until};
@@ -375,4 +376,31 @@ fn outputs_that_cannot_be_written() {
     command.arg(&directory).arg(env!("CARGO_BIN_EXE_lm-recv"));
     Tool::start(command).end().expect_error("read-only");
     nothing_attached(&bed);
+}
+
+/// As of `| head -1`, or on a disk that is full.
+#[test]
+fn a_tool_whose_output_is_not_taken_ends_without_a_panic() {
+    let run = |tool: &str, arguments: &[&str], stdout: Stdio| {
+        let output = Command::new(tool)
+            .args(arguments)
+            .stdout(stdout)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let doctor = (env!("CARGO_BIN_EXE_lm-bench"), &["rt", "doctor"][..]);
+    for (tool, arguments) in [
+        doctor,
+        (env!("CARGO_BIN_EXE_lm-send"), &["--help"]),
+        (env!("CARGO_BIN_EXE_lm-recv"), &["--help"]),
+        (env!("CARGO_BIN_EXE_lm-check"), &["--help"]),
+    ] {
+        let (_, unread) = std::io::pipe().unwrap();
+        assert_eq!(run(tool, arguments, unread.into()), (Some(141), String::new()));
+    }
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (code, said) = run(doctor.0, doctor.1, full.into());
+    assert_eq!((code, said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("check standard output"), "{said}");
 }
