@@ -12,7 +12,7 @@ use crate::vm::protocol::{Mode, Plan};
 
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
-/// A device of one queue, no huge pages, and both undone again.
+/// A device of one queue, no huge pages, and both undone again; sums of a device that makes none.
 pub(super) fn cards(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let right = pair.bed.right();
@@ -21,7 +21,7 @@ pub(super) fn cards(plan: &Plan, device: Device) -> Result<Value> {
     spread_evenly(right)?;
     ethtool(right, &["-L", INTERFACE, "combined", "1"])?;
     await_link(&pair.bed)?;
-    let one_queue = refused_and_copied(&pair.bed, "queue", true);
+    let one_queue = refused_and_copied(&pair.bed, "queue", "", true);
     ethtool(right, &["-L", INTERFACE, "combined", "2"])?;
     let one_queue = one_queue.context("with one queue")?;
     await_link(&pair.bed)?;
@@ -31,18 +31,21 @@ pub(super) fn cards(plan: &Plan, device: Device) -> Result<Value> {
     let reserved =
         std::fs::read_to_string(HUGE_PAGES).with_context(|| format!("cannot read {HUGE_PAGES}"))?;
     reserve_huge_pages("0")?;
-    let no_huge_pages = refused_and_copied(&pair.bed, "huge", true);
+    let no_huge_pages = refused_and_copied(&pair.bed, "huge", "", true);
     reserve_huge_pages(reserved.trim())?;
     let no_huge_pages = no_huge_pages.context("without huge pages")?;
 
     pair.traces()?.ensure_as_before(&before)?;
-    Ok(json!({"one_queue": one_queue, "no_huge_pages": no_huge_pages}))
+    // Of the drivers that can be had here none does, and the kernel does it in copy mode.
+    let no_sums = refused_and_copied(&pair.bed, "checksum", " --checksum offload", true)?;
+    pair.traces()?.ensure_as_before(&before)?;
+    Ok(json!({"one_queue": one_queue, "no_huge_pages": no_huge_pages, "no_sums": no_sums}))
 }
 
 /// A driver without zero-copy.
 pub(super) fn veth(_plan: &Plan, device: Device) -> Result<Value> {
     let bed = hosts(device, false)?;
-    let found = refused_and_copied(&bed, "zero-copy", false)?;
+    let found = refused_and_copied(&bed, "zero-copy", "", false)?;
     Ok(json!({"no_driver": found}))
 }
 
@@ -62,12 +65,14 @@ fn ethtool(host: &Host, arguments: &[&str]) -> Result<()> {
     host.spawn(program)?.finish().map(drop)
 }
 
-/// Who demands zero-copy on the right host is refused, in one line that says `word` and what to do; `auto` copies and
-/// works, and says so where the driver has zero-copy.
-fn refused_and_copied(bed: &Bed, word: &str, has_driver: bool) -> Result<Value> {
+/// Who demands zero-copy on the right host with these `options` is refused, in one line that says `word` and what to do; `auto`
+/// copies and works, and says so where the driver has zero-copy.
+fn refused_and_copied(bed: &Bed, word: &str, options: &str, has_driver: bool) -> Result<Value> {
     let mut refusals = Vec::new();
     for line in ["lm-recv --from-anyone --output /tmp", "lm-check messages"] {
-        let program = bed.right().spawn(launch(line, Mode::ZeroCopy))?;
+        let program = bed
+            .right()
+            .spawn(launch(&format!("{line}{options}"), Mode::ZeroCopy))?;
         let output = program.outcome()?;
         let said = output.stderr.trim().to_owned();
         ensure!(
@@ -89,7 +94,7 @@ fn refused_and_copied(bed: &Bed, word: &str, has_driver: bool) -> Result<Value> 
     let plan = "--seed 3 --lens 100000 --messages 4";
     let mut receiver = bed
         .right()
-        .spawn(launch(&format!("lm-check messages {plan}"), Mode::Auto))?;
+        .spawn(launch(&format!("lm-check messages {plan}{options}"), Mode::Auto))?;
     receiver.await_text("ready")?;
     await_link(bed)?;
     let to = bed.right().address().to_string();
