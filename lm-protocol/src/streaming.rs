@@ -19,7 +19,7 @@
 //! * S4: what is shown only grows until the message is settled.
 //! * S5: a message that is delivered is shown altogether.
 //! * S6: its zone is free only without a reader and without posted entries.
-//! * S7: a session with nothing released has no turn ([`left`]).
+//! * S7: a session with nothing released has no turn ([`packets_released`]).
 //!
 //! `lm-protocol/stateright` tries every order of a small world on this very code, and on mutants of it; `models/stream.pml` has the same
 //! rules in Promela.
@@ -386,7 +386,8 @@ impl Released {
         }
     }
 
-    /// All that may be sent was sent (`sent` positions) and there will be more: the sender waits for its writer, and not for the receiver.
+    /// All that may be sent was sent, or came (`sent` positions), and there will be more: the sender waits for its writer, and not for the
+    /// receiver.
     pub fn waits_for_writer(&self, sent: u32) -> bool {
         matches!(self.release(), Release::Windows(_)) && sent >= self.fragments()
     }
@@ -420,17 +421,17 @@ impl Announcements {
     }
 }
 
-/// Packets that a session may send in a turn ([`crate::turns`]): of its unsettled messages in order, each with the number of its positions
-/// that have come or are lost, what is released. Where this is 0 there is no turn (S7).
-pub fn left<'a>(messages: impl IntoIterator<Item = (&'a Released, u32)>) -> u64 {
-    let mut left = 0;
-    for (released, came) in messages {
-        left += u64::from(released.fragments().saturating_sub(came));
-        if released.release() != Release::Whole {
+/// Packets that may come of a session's unsettled messages, in order: of each how many are released, and whether these are all. When they have
+/// come there is no turn ([`crate::turns`], S7).
+pub fn packets_released(messages: impl IntoIterator<Item = (u32, bool)>) -> u64 {
+    let mut packets = 0;
+    for (released, is_whole) in messages {
+        packets += u64::from(released);
+        if !is_whole {
             break; // Those behind it wait for it.
         }
     }
-    left
+    packets
 }
 
 mod showing;

@@ -84,12 +84,7 @@ pub const MUTANTS: &[Mutant] = &[
         "false",
         "S2",
     ),
-    mutant(
-        "turn to a stalled session",
-        "released.fragments().saturating_sub(came)",
-        "released.grain.fragments().saturating_sub(came)",
-        "S7",
-    ),
+    mutant("turn to a stalled session", "!is_whole", "false", "S7"),
     mutant(
         "abort taken for end",
         "self.is_aborted = true",

@@ -326,8 +326,12 @@ impl Arriving {
     /// count.
     pub(super) fn awaits_writer(&self, has_witness: bool) -> bool {
         let arrivals = &self.gaps.arrivals;
-        let is_here = arrivals.expected() >= self.slots.open && arrivals.missing().is_empty();
-        !self.is_released() && (is_here || !has_witness)
+        let came = match has_witness {
+            true => arrivals.expected(),
+            false => u32::MAX,
+        };
+        let is_here = arrivals.missing().is_empty() || !has_witness;
+        is_here && (self.released.as_ref()).is_some_and(|released| released.waits_for_writer(came))
     }
 
     /// Every fragment is in its place, and nothing can be written there any more (I1).

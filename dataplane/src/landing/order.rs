@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use lm_protocol::serial;
-use lm_protocol::streaming::{Heard, Release};
+use lm_protocol::streaming::{Heard, Release, packets_released};
 use lm_protocol::wire::lm::{SETTLED_KEPT, UnwholeMessage};
 
 use super::arriving::{Arriving, Landed};
@@ -109,14 +109,11 @@ impl Order {
 
     /// The same of those that their sender may send: none behind what it released of a message that is being written.
     pub(super) fn packets_released(&self) -> u64 {
-        if self.unreleased == 0 {
+        let Some(front) = self.messages.front().filter(|_| self.unreleased > 0) else {
             return self.packets;
-        }
-        let mut messages = self.messages.iter();
-        let unreleased = messages.find(|message| !message.is_released());
-        unreleased.map_or(self.packets, |message| {
-            message.base + u64::from(message.slots.open)
-        })
+        };
+        let messages = self.messages.iter();
+        front.base + packets_released(messages.map(|message| (message.slots.open, message.is_released())))
     }
 
     /// Packets behind so many that are released, where those behind them are not.

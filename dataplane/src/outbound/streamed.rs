@@ -71,6 +71,11 @@ impl Outgoing {
         self.release() == Release::Aborted
     }
 
+    /// All that its writer released was sent.
+    fn waits_for_writer(&self) -> bool {
+        (self.stream.as_ref()).is_some_and(|stream| stream.released.waits_for_writer(self.position))
+    }
+
     /// How much of it may be sent is to be announced.
     fn is_news(&mut self, now: Time) -> bool {
         let release = self.release();
@@ -172,14 +177,15 @@ impl Outbound {
     /// What keeps the session's next message from being sent.
     fn stall(&self, table: &mut OutgoingTable) -> Option<Stall> {
         let next = table.at(*self.queue.get(self.sending)?);
+        if next.waits_for_writer() {
+            return Some(Stall::Writer);
+        }
         if next.position < next.end {
             return None;
         }
         let rest = self.queue.range(self.sending..);
-        match rest.take_while(|&&slot| table.at(slot).is_aborted()).count() {
-            0 => Some(Stall::Writer),
-            messages => Some(Stall::Aborted(messages as u32)),
-        }
+        let aborted = rest.take_while(|&&slot| table.at(slot).is_aborted());
+        Some(Stall::Aborted(aborted.count() as u32))
     }
 
     /// A message is the session's next.

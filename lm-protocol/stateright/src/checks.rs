@@ -7,8 +7,8 @@ use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 
 use crate::mistakes::Made;
 use crate::mutants::MUTANTS;
-use crate::receiver::{WINDOWS, grain};
-use crate::streaming::{Outcome, Part, Release, Released, left};
+use crate::receiver::{COUNT, WINDOWS};
+use crate::streaming::{Outcome, Part, Release, packets_released};
 use crate::world::{Broken, State, World};
 
 fn is_unbroken(state: &State, rule: Broken) -> bool {
@@ -24,12 +24,13 @@ fn shown_is_final(state: &State) -> bool {
 
 /// A session beside this one has a message that is whole; it has the turn where this one has nothing that may come.
 fn stalled_has_no_turn(state: &State) -> bool {
-    let mut other = Released::new(grain());
-    other.hear(Release::Whole);
+    let other = (COUNT, true);
     let released = &state.receiver.released;
-    let sessions = [left([(released, state.sent), (&other, 0)]), left([(&other, 0)])];
+    let (fragments, is_whole) = (released.fragments(), released.release() == Release::Whole);
+    let left = packets_released([(fragments, is_whole), other]).saturating_sub(state.sent.into());
+    let sessions = [left, packets_released([other])];
     let waiting = sessions.into_iter().enumerate().filter(|(_, left)| *left > 0);
-    let is_stalled = released.fragments() <= state.sent && released.release() != Release::Whole;
+    let is_stalled = fragments <= state.sent && !is_whole;
     !is_stalled || Turns::<2>::default().next(waiting) == Some(1)
 }
 
