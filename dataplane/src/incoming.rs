@@ -10,25 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lm_protocol::streaming::{NotValid, Part, Shown};
+use lm_protocol::streaming::{Ending, NotValid, Shown};
 
 use crate::completion::PeerId;
 use crate::release::{Loaned, Released};
-
-/// How a message ended that an [`Incoming`] shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Ending {
-    /// It is whole, and the application has it, or will have it with the next [`try_recv`](crate::Endpoint::try_recv).
-    Whole = 1,
-    /// It stays incomplete: what is shown is all that will be.
-    Incomplete,
-    /// Its session ended first.
-    SessionEnded,
-    /// Its sender gave it up while it was being written: what is shown is all that will be.
-    Aborted,
-}
 
 /// What the engine says of a message that is arriving, for the application.
 #[derive(Debug)]
@@ -40,7 +25,8 @@ pub(crate) struct Reading {
     pub(crate) len: u64,
     /// UMEM address of the first payload byte. It changes only while nothing is shown.
     address: AtomicU64,
-    shown: Shown,
+    /// What is published there is told by [`Reading::tell`].
+    pub(crate) shown: Shown,
     settled: AtomicU8,
     /// How often there was something new. Threads that [wait](Incoming::wait) sleep on it, so many at a time.
     news: AtomicU32,
@@ -70,31 +56,16 @@ impl Reading {
         }
     }
 
-    /// So much of a window is shown from now on. Who waits for it hears of it by [`Reading::tell`].
-    pub(crate) fn show(&self, window: u32, part: Part) {
-        self.shown.publish(window, part);
-    }
-
-    /// Whether anything is shown.
-    pub(crate) fn shows_any(&self) -> bool {
-        self.shown.valid().next().is_some()
-    }
-
-    /// Whether the byte is shown.
-    pub(crate) fn shows(&self, byte: u64) -> bool {
-        self.shown.valid_to(byte) > byte
-    }
-
     /// It lies elsewhere from now on. Nothing is shown of it.
     pub(crate) fn moved(&self, address: u64) {
-        debug_assert!(!self.shows_any(), "what is shown is never moved");
+        debug_assert_eq!(self.shown.valid().next(), None, "what is shown is never moved");
         // Ordered by what is shown later: see `Incoming::bytes`.
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// It has ended. What was said first counts.
+    /// It has ended.
     pub(crate) fn settle(&self, settled: Ending) {
-        let _ = (self.settled).compare_exchange(0, settled as u8, Ordering::Release, Ordering::Relaxed);
+        self.settled.store(settled as u8, Ordering::Release);
         self.tell();
     }
 
@@ -264,7 +235,7 @@ impl Drop for Incoming {
 
 #[cfg(test)]
 mod tests {
-    use lm_protocol::streaming::Grain;
+    use lm_protocol::streaming::{Grain, Part};
     use lm_protocol::window::WindowShape;
 
     use super::*;
@@ -290,7 +261,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for window in 0..WINDOWS {
-                    reading.show(window, Part::Whole);
+                    reading.shown.publish(window, Part::Whole);
                     reading.tell();
                     // A reader that is awake does not have to be woken.
                     if window % 7 == 0 {
@@ -319,7 +290,7 @@ mod tests {
     fn who_waits_in_vain_returns() {
         let reading = reading();
         let begun = Instant::now();
-        reading.show(1, Part::Body);
+        reading.shown.publish(1, Part::Body);
         assert_eq!(reading.wait(W, PATIENCE), 2 * W - 3);
         assert!(begun.elapsed() < PATIENCE, "it is shown");
         assert_eq!(reading.wait(0, Duration::from_millis(20)), 0);

@@ -18,7 +18,7 @@
 //! * S3: what is shown has the right bytes, and no posted fill entry may write there, as long as the message is held (I1, I5).
 //! * S4: what is shown only grows until the message is settled.
 //! * S5: a message that is delivered is shown altogether.
-//! * S6: its zone is free only without a reader and without posted entries.
+//! * S6: its zone is free only without a reader and without posted entries ([`Quarantine`]).
 //! * S7: a session with nothing released has no turn ([`packets_released`]).
 //!
 //! `lm-protocol/stateright` tries every order of a small world on this very code, and on mutants of it; `models/stream.pml` has the same
@@ -436,4 +436,6 @@ pub fn packets_released(messages: impl IntoIterator<Item = (u32, bool)>) -> u64 
 
 mod showing;
 
-pub use showing::{Landing, NotValid, Outcome, Part, PostError, Showing, Shown, TellError};
+pub use showing::{
+    Awaits, Ending, Landing, NotValid, Part, PostError, Quarantine, Showing, Shown, TellError,
+};

@@ -187,9 +187,8 @@ struct Bytes {
     shown: Vec<bool>,
 }
 
-fn landing(lands: bool, has_digests: bool, write_len: u32) -> Landing {
+const fn landing(has_digests: bool, write_len: u32) -> Landing {
     Landing {
-        lands,
         has_digests,
         tail_len: 66,
         write_len,
@@ -202,8 +201,17 @@ fn a_window_is_shown_when_everything_holds_and_not_before() {
     let grain = Grain::new(600, 100, shape).unwrap();
     let mut released = Released::new(grain);
     released.hear(Release::Whole);
-    for missing in 0..6 {
-        let mut showing = Showing::new(grain, landing(true, true, 166));
+    let packets = Err(Awaits::Packets);
+    let outcomes = [
+        packets,
+        packets,
+        Err(Awaits::Header),
+        Err(Awaits::Digest),
+        Err(Awaits::Digest),
+        Ok(Part::Body),
+    ];
+    for (missing, outcome) in outcomes.into_iter().enumerate() {
+        let mut showing = Showing::new(grain, landing(true, 166));
         let mut tails = TailRule::new(shape, 6);
         showing.post(1).unwrap();
         showing.post(0).unwrap();
@@ -214,62 +222,47 @@ fn a_window_is_shown_when_everything_holds_and_not_before() {
             showing.took(1);
             showing.took(0);
         }
+        showing.landed(0, 7);
         if missing != 1 {
-            showing.in_place(0);
+            showing.in_place(0, 9);
         }
-        if missing != 2 {
-            showing.paired(0);
-        }
+        let checked = if missing != 2 { 7 } else { 6 };
         if missing != 3 {
             assert_eq!(showing.tell(0, [5].into_iter(), &released), Ok(1));
         }
-        let agrees = showing.found(0, if missing == 4 { 6 } else { 5 });
-        assert_eq!(agrees, (missing != 3).then_some(missing != 4));
-        let shown = showing.show(0, Some(&tails));
-        assert_eq!(shown, (missing == 5).then_some(Part::Body), "{missing}");
+        showing.found(0, if missing == 4 { 6 } else { 5 });
+        assert!(!showing.keeps(0..3));
+        assert_eq!(showing.show(0, checked, &tails), outcome, "{missing}");
+        assert_eq!(showing.keeps(0..1), missing == 5);
         if missing == 5 {
-            assert_eq!(showing.show(0, Some(&tails)), None, "nothing new");
+            assert_eq!(showing.show(0, 7, &tails), packets, "nothing new");
             // Posted over the tail, then not restored yet, then final.
             showing.took(3);
             showing.took(2);
-            assert_eq!(showing.show(0, Some(&tails)), None);
+            assert_eq!(showing.show(0, 7, &tails), packets);
             assert_eq!(tails.lowest_arrived(1), Some(0));
-            assert_eq!(showing.show(0, Some(&tails)), Some(Part::Whole));
+            assert_eq!(showing.show(0, 7, &tails), Ok(Part::Whole));
             assert_eq!(
                 showing.post(2),
                 Err(PostError::Shown(0)),
                 "its headers go over the tail"
             );
             assert_eq!(showing.post(3), Ok(()));
-            assert!(!showing.may_copy(0) && !showing.may_copy(3) && showing.may_copy(4));
+            assert!(showing.keeps(0..3) && !showing.keeps(1..3));
+            showing.let_go();
+            assert!(!showing.keeps(0..3) && !showing.is_held(), "nobody reads it");
+            assert_eq!(showing.post(2), Ok(()));
         }
     }
-}
-
-#[test]
-fn fragments_are_copied_where_nothing_lands() {
-    let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
-    let mut showing = Showing::new(grain, landing(true, false, 166));
-    let may_copy = |showing: &Showing| [0, 1, 2, 3].map(|index| showing.may_copy(index));
-    assert_eq!(may_copy(&showing), [true; 4]);
-    showing.post(2).unwrap();
-    assert_eq!(
-        may_copy(&showing),
-        [true, false, false, false],
-        "its headers go over the end of 1"
-    );
-    showing.took(2);
-    showing.post(1).unwrap();
-    assert_eq!(may_copy(&showing), [false, false, true, true]);
-    showing.rebuilt();
-    assert_eq!(may_copy(&showing), [true; 4]);
 }
 
 #[test]
 fn digests_that_contradict_each_other() {
     let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
     let mut released = Released::new(grain);
-    let mut showing = Showing::new(grain, landing(false, true, 166));
+    let mut showing = Showing::new(grain, landing(true, 166));
+    // Without windows behind them tails are final.
+    let tails = TailRule::new(WindowShape::new(8).unwrap(), 6);
     assert_eq!(
         showing.tell(0, [1].into_iter(), &released),
         Err(TellError::Foreign),
@@ -286,54 +279,44 @@ fn digests_that_contradict_each_other() {
     );
     assert_eq!(showing.tell(0, [1, 2].into_iter(), &released), Ok(2));
     assert_eq!(showing.tell(0, [1, 2, 3].into_iter(), &released), Ok(1));
-    showing.in_place(0);
-    showing.in_place(1);
-    assert_eq!(
-        (showing.found(0, 1), showing.found(1, 2)),
-        (Some(true), Some(true))
-    );
-    assert_eq!(showing.show(0, None), Some(Part::Whole));
+    for window in 0..2 {
+        showing.in_place(window, 0);
+        showing.found(window, u64::from(window) + 1);
+    }
+    assert_eq!(showing.show(0, 0, &tails), Ok(Part::Whole));
     assert_eq!(
         showing.tell(0, [9, 9].into_iter(), &released),
         Err(TellError::Conflict(2))
     );
     // What is shown stays; of the other one nothing is known any more.
-    assert_eq!(showing.show(1, None), None);
+    assert_eq!(showing.show(1, 0, &tails), Err(Awaits::Digest));
     assert_eq!(showing.tell(0, [1, 2].into_iter(), &released), Ok(1));
-    assert_eq!(showing.show(1, None), Some(Part::Whole));
+    assert_eq!(showing.show(1, 0, &tails), Ok(Part::Whole));
 }
 
 #[test]
-fn messages_end_once_and_zones_are_free_late() {
+fn messages_end_once() {
     let grain = Grain::new(400, 100, WindowShape::new(2).unwrap()).unwrap();
-    let shape = WindowShape::new(2).unwrap();
-    let tails = TailRule::new(shape, 4);
-    let mut showing = Showing::new(grain, landing(true, false, 166));
-    showing.post(1).unwrap();
-    assert_eq!(showing.settle(Outcome::Whole), Err(None), "not shown");
-    assert_eq!(showing.settle(Outcome::Aborted), Ok(()));
-    assert_eq!(showing.settle(Outcome::Incomplete), Err(Some(Outcome::Aborted)));
-    assert_eq!(showing.post(0), Err(PostError::Nothing));
-    showing.in_place(0);
-    showing.paired(0);
-    assert_eq!(showing.show(0, Some(&tails)), None, "nothing is shown any more");
-    showing.let_go();
-    assert!(!showing.is_free(), "an entry is posted");
-    showing.took(1);
-    assert!(showing.is_free());
-
-    let mut showing = Showing::new(grain, landing(false, false, 166));
-    assert_eq!(showing.post(4), Err(PostError::Nothing), "no such fragment");
-    showing.post(3).unwrap();
-    showing.rebuilt();
-    for window in 0..2 {
-        showing.in_place(window);
-        assert_eq!(showing.show(window, None), Some(Part::Whole));
+    let tails = TailRule::new(WindowShape::new(2).unwrap(), 4);
+    for (ending, valid_to) in [(Ending::Aborted, 0), (Ending::Whole, 400)] {
+        let (mut showing, shown) = (Showing::new(grain, landing(false, 166)), Shown::new(grain, 66));
+        assert_eq!(showing.post(4), Err(PostError::Nothing), "no such fragment");
+        showing.post(1).unwrap();
+        assert!(showing.settle(ending, &shown));
+        assert_eq!(shown.valid_to(0), valid_to, "{ending:?}");
+        assert!(!showing.settle(Ending::Whole, &shown), "it has ended");
+        assert_eq!(shown.valid_to(0), valid_to);
+        assert_eq!(showing.post(0), Err(PostError::Nothing));
+        showing.took(1);
+        showing.in_place(0, 0);
+        assert_eq!(
+            showing.show(0, 0, &tails),
+            Err(Awaits::Packets),
+            "nothing is shown any more"
+        );
     }
-    assert_eq!(showing.settle(Outcome::Whole), Ok(()));
-    assert!(!showing.is_free(), "somebody reads it");
-    showing.let_go();
-    assert!(showing.is_free());
+    let quarantine = Quarantine { posted: 5 };
+    assert!(!quarantine.is_over(4) && quarantine.is_over(5));
 }
 
 proptest! {
@@ -436,13 +419,14 @@ proptest! {
         let shape = WindowShape::new(1 << shift).unwrap();
         let grain = Grain::new(len, 100, shape).unwrap();
         let count = grain.fragments();
-        let mut showing = Showing::new(grain, landing(true, false, 166 + extra));
+        let mut showing = Showing::new(grain, landing(false, 166 + extra));
         let shown = Shown::new(grain, 66);
         // No tail is overwritten but by entries, of which the bytes know.
         let tails = TailRule::new(WindowShape::whole(count), count);
         let mut bytes = Bytes { entries: Vec::new(), shown: vec![false; len as usize] };
         let mut posted: Vec<u32> = Vec::new();
-        let mut proved = vec![(false, false); grain.windows() as usize];
+        let mut landed: Vec<Option<u64>> = vec![None; grain.windows() as usize];
+        let (mut received, mut checked) = (0, 0);
         for (step, index) in steps {
             let at = index.index(count as usize) as u32;
             let start = (u64::from(at) * 100).saturating_sub(66);
@@ -466,21 +450,20 @@ proptest! {
                     bytes.entries.remove(taken);
                 },
                 3 => {
-                    showing.in_place(window);
-                    proved[window as usize].0 = true;
+                    received += 1;
+                    showing.in_place(window, received);
+                    landed[window as usize].get_or_insert(received);
                 }
-                4 => {
-                    showing.paired(window);
-                    proved[window as usize].1 = true;
-                }
+                4 => checked = received,
                 _ => {
-                    if let Some(part) = showing.show(window, Some(&tails)) {
+                    let is_paired = landed[window as usize].is_some_and(|landed| landed <= checked);
+                    if let Ok(part) = showing.show(window, checked, &tails) {
                         shown.publish(window, part);
-                        prop_assert_eq!(proved[window as usize], (true, true));
+                        prop_assert!(is_paired);
                     }
                     let whole = grain.bytes(window);
                     let meets = |entry: &Range<u64>| entry.start < whole.end && whole.start < entry.end;
-                    if proved[window as usize] == (true, true) && !bytes.entries.iter().any(meets) {
+                    if is_paired && !bytes.entries.iter().any(meets) {
                         prop_assert_eq!(shown.check(whole), Ok(()));
                     }
                 }

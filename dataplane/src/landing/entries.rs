@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use lm_protocol::streaming::Quarantine;
+
 use super::aims::{Aim, Owner};
 use super::arriving::Zone;
 use super::card::Card;
@@ -22,7 +24,7 @@ struct Quarantined {
     zone: Zone,
     left: Left,
     /// Entries posted in zones when it was put here: as many have to be used.
-    until: u64,
+    until: Quarantine,
 }
 
 /// What is posted on the landing channel. Its n-th packet uses the n-th slot, is the log's n-th entry and the RX ring's n-th packet
@@ -198,7 +200,7 @@ impl Entries {
         let position = self.received + before;
         self.posted -= 1;
         self.frames_out = self.frames_out.saturating_sub(1);
-        let untils = self.quarantined.iter_mut().map(|kept| &mut kept.until);
+        let untils = self.quarantined.iter_mut().map(|kept| &mut kept.until.posted);
         for count in untils.chain([&mut self.zoned, &mut self.drained_posted]) {
             *count -= u64::from(*count > position);
         }
@@ -245,7 +247,7 @@ impl Entries {
         self.quarantined.push(Quarantined {
             zone,
             left,
-            until: self.zoned,
+            until: Quarantine { posted: self.zoned },
         });
     }
 
@@ -266,7 +268,7 @@ impl Entries {
             return;
         }
         let received = self.received;
-        let is_over = |kept: &Quarantined| kept.until <= received;
+        let is_over = |kept: &Quarantined| kept.until.is_over(received);
         while let Some(position) = self.quarantined.iter().position(is_over) {
             let kept = self.quarantined.remove(position);
             self.free(kept.zone, kept.left, arena);

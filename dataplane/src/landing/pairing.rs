@@ -79,7 +79,7 @@ impl Sessions {
         }
         if arrival != Arrival::Next || !in_place {
             if !in_place {
-                inbound.order.at_mut(at).landed_elsewhere(entry.index, received);
+                inbound.order.at_mut(at).landed_up_to(entry.index, received);
             }
             let mut care = inbound.care();
             let from = care.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
@@ -123,11 +123,12 @@ impl Sessions {
                     check_header(&sender.terms, entry, count, start, len, umem)?;
                     self.entries.checked = self.entries.received;
                 }
-                let is_checked = self.entries.checked == self.entries.received;
+                let received = self.entries.received;
+                let is_checked = self.entries.checked == received;
                 if let Some((owner, at)) = self.owner(aim) {
                     let message = owner.order.at_mut(at);
-                    if is_checked && message.reader.is_some() {
-                        message.is_checked(index);
+                    if is_checked {
+                        message.landed_up_to(index, received);
                     }
                     owner.care().passed(at, aim.position, landed, umem);
                 }

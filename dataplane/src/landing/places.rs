@@ -115,10 +115,11 @@ impl Places {
     /// Copies a fragment to its place, where no packet is still to come. Its tail goes to the saved copy while the
     /// next window's lowest entry is out (I5).
     pub(super) fn put(&mut self, message: &mut Arriving, position: u32, source: Source<'_>, umem: &Umem) {
+        let index = message.index_at(position);
+        debug_assert!(!message.shows(index), "a copy over what is shown");
         self.evidence
             .note_put(message, position, source, &self.held, umem);
         message.gaps.put = message.gaps.put.wrapping_add(1);
-        let index = message.index_at(position);
         let range = message.geometry.rx_payload_range(index);
         let len = range.end - range.start;
         if position >= message.slots.final_to {

@@ -252,11 +252,12 @@ impl Watch<'_> {
 
     /// Forgets the front message; its zone comes back when nothing can be written there any more.
     fn drop_front(&mut self) {
-        let Some(front) = self.care.order.pop_front() else {
+        let Some(mut front) = self.care.order.pop_front() else {
             return;
         };
-        if let Some(reader) = &front.reader {
-            reader.given_up(front.is_aborted());
+        let is_aborted = front.is_aborted();
+        if let Some(reader) = &mut front.reader {
+            reader.given_up(is_aborted);
         }
         self.care.places.repair.given_up += front.arrived();
         self.care.progress.overtaken(front.end());

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::DigestTimer;
 use lm_protocol::manifest::window_digest;
-use lm_protocol::streaming::{Grain, Landing, Part, Release, Released, Showing, Shown, TellError};
+use lm_protocol::streaming::{
+    Awaits, Ending, Grain, Landing, Part, Release, Released, Showing, Shown, TellError,
+};
 use lm_protocol::time::Time;
 
 use super::arriving::Arriving;
@@ -26,28 +28,8 @@ use super::sessions::Sessions;
 use super::terms::InboundTerms;
 use crate::arena::Arena;
 use crate::completion::PeerId;
-use crate::incoming::{Ending, Reading};
+use crate::incoming::Reading;
 use crate::memory::PACKET_HEADROOM;
-
-/// Whether the packets of a window that landed lie where the log says (I3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Pairing {
-    /// Its lowest slot was not used, and nothing of it landed elsewhere.
-    #[default]
-    Open,
-    /// Of those that landed, the last was at most this packet of the channel: the next header that is checked says it.
-    Since(u64),
-    /// The header in its lowest slot was checked, behind all that landed.
-    Checked,
-}
-
-/// What was found out about a window.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    pairing: Pairing,
-    /// Its digest, and how many fragments of the message had been put to their places by then.
-    digest: Option<(u64, u32)>,
-}
 
 /// What shows a message to who reads it while it arrives.
 #[derive(Debug)]
@@ -60,20 +42,19 @@ pub(crate) struct Reader {
     posted: u32,
     consumed: u32,
     grain: Grain,
-    windows: Box<[Window]>,
+    /// Of each window how many fragments of the message had been put to their places when its digest was found.
+    digested: Box<[Option<u32>]>,
     /// All windows before this one are shown altogether.
     open: u32,
     /// What may be shown when the statistics have not moved.
     ready: Vec<(u32, Part)>,
     /// The sender was asked for the digest of each window as it leaves, or has none.
     has_asked: bool,
-    /// A window is in its place with a digest that agrees, and nothing came behind it whose header would say that the log is right.
-    lacks_pairing: bool,
+    /// A window is in its place, with a digest that agrees, and nothing came behind it whose header would say that the log is right.
+    lacks_header: bool,
     /// The first window that is in its place without a digest that agrees.
     lacks: Option<u32>,
     timer: DigestTimer,
-    /// The application has let it go.
-    is_left: bool,
 }
 
 impl Reader {
@@ -93,7 +74,6 @@ impl Reader {
             false => terms.chunk_len - PACKET_HEADROOM as u32 + u32::from(prefix_len),
         };
         let landing = Landing {
-            lands: true,
             has_digests,
             tail_len,
             write_len,
@@ -111,14 +91,13 @@ impl Reader {
             posted: 0,
             consumed: 0,
             grain,
-            windows: vec![Window::default(); grain.windows() as usize].into_boxed_slice(),
+            digested: vec![None; grain.windows() as usize].into_boxed_slice(),
             open: 0,
             ready: Vec::new(),
             has_asked: !has_digests,
-            lacks_pairing: false,
+            lacks_header: false,
             lacks: None,
             timer: DigestTimer::default(),
-            is_left: false,
         })
     }
 
@@ -149,70 +128,52 @@ impl Reader {
         lands: bool,
     ) {
         self.hear_entries(message);
-        (self.lacks, self.lacks_pairing) = (None, false);
+        (self.lacks, self.lacks_header) = (None, false);
+        let checked = match terms.caps.witness && lands {
+            true => entries.checked,
+            false => u64::MAX,
+        };
         // What is not begun has nothing to be shown.
         let begun = message.slots.consumed.div_ceil(message.window.fragments());
         for window in self.open..begun {
             if self.is_shown(window) || !message.has_window(window) || message.is_held(window, places) {
                 continue;
             }
-            self.showing.in_place(window);
-            let needs_pairing = terms.caps.witness && lands;
-            let is_paired = !needs_pairing || self.is_paired(window, entries);
-            if is_paired {
-                self.showing.paired(window);
-            }
+            self.showing.in_place(window, entries.received);
             if places.evidence().has_digests() {
-                match self.has_digest(message, terms, places, window) {
-                    true => self.lacks_pairing |= !is_paired,
-                    false => _ = self.lacks.get_or_insert(window),
-                }
+                self.find_digest(message, terms, places, window);
             }
-            if let Some(part) = self.showing.show(window, Some(&message.slots.rule)) {
-                self.ready.push((window, part));
+            match self.showing.show(window, checked, &message.slots.rule) {
+                Ok(part) => self.ready.push((window, part)),
+                Err(Awaits::Digest) => _ = self.lacks.get_or_insert(window),
+                Err(Awaits::Header) => self.lacks_header = true,
+                Err(Awaits::Packets) => {}
             }
         }
     }
 
     /// All of a window is shown.
     fn is_shown(&self, window: u32) -> bool {
-        self.reading.shows(self.grain.bytes(window).end - 1)
+        self.reading.shown.check(self.grain.bytes(window)).is_ok()
     }
 
-    fn is_paired(&mut self, window: u32, entries: &Entries) -> bool {
-        let pairing = &mut self.windows[window as usize].pairing;
-        if *pairing == Pairing::Open {
-            *pairing = Pairing::Since(entries.received);
-        }
-        match *pairing {
-            Pairing::Since(received) => entries.checked >= received,
-            _ => true,
-        }
-    }
-
-    /// Whether the sender's digest of a window that is in its place agrees.
-    fn has_digest(&mut self, message: &Arriving, terms: &InboundTerms, places: &Places, window: u32) -> bool {
-        let Some(zone) = message.slots.zone else {
-            return false;
-        };
-        let put = message.gaps.put;
-        let found = self.windows[window as usize]
-            .digest
-            .filter(|(_, before)| *before == put);
-        let (digest, _) = found.unwrap_or_else(|| {
+    /// Finds the digest of a window that is in its place, if anything was put there since it was found last.
+    fn find_digest(&mut self, message: &Arriving, terms: &InboundTerms, places: &Places, window: u32) {
+        let put = Some(message.gaps.put);
+        let Some(zone) = message.slots.zone else { return };
+        if std::mem::replace(&mut self.digested[window as usize], put) != put {
             let range = message.window.range(window, message.fragment_count());
             let digests = &places.evidence().digests_of(zone, range.end)[range.start as usize..];
-            (window_digest(terms.key, message.number, window, digests), put)
-        });
-        self.windows[window as usize].digest = Some((digest, put));
-        self.showing.found(window, digest) == Some(true)
+            let digest = window_digest(terms.key, message.number, window, digests);
+            self.showing.found(window, digest);
+        }
     }
 
     /// The statistics have not moved: shows what is ready.
     fn show(&mut self) {
         if !self.ready.is_empty() {
             for (window, part) in self.ready.drain(..) {
-                self.reading.show(window, part);
+                self.reading.shown.publish(window, part);
             }
             self.reading.tell();
         }
@@ -222,29 +183,30 @@ impl Reader {
     }
 
     /// It is the application's: whole, or without something.
-    pub(crate) fn landed(self: Box<Reader>, is_whole: bool) {
-        if !is_whole {
-            self.reading.settle(Ending::Incomplete);
-            return;
-        }
-        // Its own digest, or I3 to its end, says of each window what WINDOWS and the window's end would have said.
-        for window in 0..self.grain.windows() {
-            self.reading.show(window, Part::Whole);
-        }
-        self.reading.settle(Ending::Whole);
+    pub(crate) fn landed(mut self: Box<Reader>, is_whole: bool) {
+        self.settle(match is_whole {
+            true => Ending::Whole,
+            false => Ending::Incomplete,
+        });
     }
 
     /// It was given up.
-    pub(super) fn given_up(&self, is_aborted: bool) {
-        self.reading.settle(match is_aborted {
+    pub(super) fn given_up(&mut self, is_aborted: bool) {
+        self.settle(match is_aborted {
             true => Ending::Aborted,
             false => Ending::Incomplete,
         });
     }
 
+    fn settle(&mut self, ending: Ending) {
+        if self.showing.settle(ending, &self.reading.shown) {
+            self.reading.settle(ending);
+        }
+    }
+
     /// It lies elsewhere from now on, in the region at `start`.
     pub(super) fn moved(&self, start: u64, payload: u64, arena: &mut Arena) {
-        if !self.is_left {
+        if self.showing.is_held() {
             arena.hold(self.reading.id, start);
             self.reading.moved(payload);
         }
@@ -254,7 +216,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         // Unless its end was told before.
-        self.reading.settle(Ending::SessionEnded);
+        self.settle(Ending::SessionEnded);
     }
 }
 
@@ -265,19 +227,19 @@ impl Arriving {
         !self.is_released()
             && self.awaits_writer(true)
             && (self.reader.as_ref()).is_some_and(|reader| {
-                !reader.is_left && (reader.lacks_pairing || self.slots.consumed < self.slots.posted)
+                reader.showing.is_held() && (reader.lacks_header || self.slots.consumed < self.slots.posted)
             })
     }
 
     /// Something of it is shown to who reads it: it stays where it is.
     pub(super) fn is_read(&self) -> bool {
-        (self.reader.as_ref()).is_some_and(|reader| !reader.is_left && reader.reading.shows_any())
+        (self.reader.as_ref()).is_some_and(|reader| reader.showing.keeps(0..reader.grain.windows()))
     }
 
     /// Fragment `index` is shown: its bytes stay what they are.
     pub(super) fn shows(&self, index: u32) -> bool {
-        let start = self.geometry.rx_payload_range(index).start;
-        (self.reader.as_ref()).is_some_and(|reader| !reader.is_left && reader.reading.shows(start))
+        let window = self.window.window_of(index);
+        (self.reader.as_ref()).is_some_and(|reader| reader.showing.keeps(window..window + 1))
     }
 
     /// Every fragment of a window is here, and every entry that was posted for it is used.
@@ -296,20 +258,12 @@ impl Arriving {
         self.gaps.held > 0 && held.any(|(position, _)| positions.contains(&position))
     }
 
-    /// The header in the slot of fragment `index`, the lowest of its window, is what the log says.
-    #[cold]
-    pub(super) fn is_checked(&mut self, index: u32) {
-        self.is_paired_as(index, Pairing::Checked);
-    }
-
-    /// Fragment `index` landed in another's slot, as the `received`th packet of the channel.
-    pub(super) fn landed_elsewhere(&mut self, index: u32, received: u64) {
-        self.is_paired_as(index, Pairing::Since(received));
-    }
-
-    fn is_paired_as(&mut self, index: u32, pairing: Pairing) {
+    /// What landed of the window of fragment `index` did so up to the `received`th packet of the channel: it was in another's slot, or in the
+    /// window's lowest, where its header was checked.
+    #[inline]
+    pub(super) fn landed_up_to(&mut self, index: u32, received: u64) {
         if let Some(reader) = &mut self.reader {
-            reader.windows[self.window.window_of(index) as usize].pairing = pairing;
+            reader.showing.landed(self.window.window_of(index), received);
         }
     }
 }
@@ -364,7 +318,7 @@ impl Inbound {
         }
         for message in self.order.iter_mut() {
             if let Some(mut reader) = message.reader.take() {
-                if !reader.is_left {
+                if reader.showing.is_held() {
                     reader.look(message, &self.terms, &self.places, entries, lands);
                 }
                 is_any |= lands && !reader.ready.is_empty();
@@ -391,7 +345,6 @@ impl Inbound {
             .filter_map(|message| message.reader.as_mut());
         let reader = readers.find(|reader| reader.reading.id == id);
         reader.is_some_and(|reader| {
-            reader.is_left = true;
             reader.showing.let_go();
             reader.reading.settled().is_none()
         })
@@ -409,7 +362,10 @@ impl Inbound {
         let now = Time::from_nanos(now_ns);
         let mut messages = self.order.iter_mut().filter(|_| self.terms.tells_windows);
         messages.find_map(|message| {
-            let reader = message.reader.as_mut().filter(|reader| !reader.is_left)?;
+            let reader = message
+                .reader
+                .as_mut()
+                .filter(|reader| reader.showing.is_held())?;
             let windows = reader.grain.windows();
             if !std::mem::replace(&mut reader.has_asked, true) {
                 return Some((message.number, 0, windows));

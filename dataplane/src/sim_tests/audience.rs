@@ -12,9 +12,10 @@ use lm_protocol::wire::lm::LmHeader;
 
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
 use super::integrity::UDP_HEADERS_LEN;
+use crate::Ending;
 use crate::completion::{PeerId, RecvError};
 use crate::connect::ConnectOptions;
-use crate::incoming::{Ending, Incoming};
+use crate::incoming::Incoming;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::Message;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};

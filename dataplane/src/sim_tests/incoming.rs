@@ -17,8 +17,8 @@ use super::flood::Lines;
 use super::integrity::{index_of, kind};
 use super::times;
 use super::transfer::Dice;
+use crate::Ending;
 use crate::connect::ConnectOptions;
-use crate::incoming::Ending;
 use crate::message::Message;
 use crate::simnic::Impairments;
 

@@ -15,8 +15,8 @@ use lm_protocol::wire::lm::{
 use super::audience::{Audience, P, Read, TAIL, W, WAYS, WINDOW, Way, config, options, payloads};
 use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise};
 use super::integrity::{has_message_digests, index_of, kind};
+use crate::Ending;
 use crate::connect::ConnectOptions;
-use crate::incoming::Ending;
 use crate::message::LandingRegion;
 use crate::placing::{Announced, Placed, Placement, Settled, ZoneSource};
 use crate::simnic::mac_of;

@@ -14,9 +14,9 @@ use super::audience::{Audience, Read, TAIL, W, WAYS, WINDOW, Way, config, impair
 use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
 use super::streams::{Writing, begin, outcomes};
 use super::times;
+use crate::Ending;
 use crate::completion::{LoanError, Outcome, RecvError};
 use crate::connect::ConnectOptions;
-use crate::incoming::Ending;
 use crate::simnic::Impairments;
 use crate::writer::MessageWriter;
 

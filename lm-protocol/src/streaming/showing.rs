@@ -5,8 +5,6 @@ use super::*;
 /// Where a message's packets go, as far as that decides what may be shown of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Landing {
-    /// Packets land by fill entries, whose pairing with descriptors has to be checked (I3); `false`: they are copied (one-copy path).
-    pub lands: bool,
     /// A window is verified by its digest (WINDOWS packets). Always in zero-copy mode, where nothing else says which packet came.
     pub has_digests: bool,
     /// Bytes that a packet writes before its payload: `H + prefix`. Shorter than a payload.
@@ -28,15 +26,30 @@ pub enum Part {
     Whole,
 }
 
-/// How a message ended.
+/// How a message ended that somebody reads while it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    /// It is whole, and its digest agrees where there is one.
-    Whole,
-    /// It will not become whole.
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Ending {
+    /// It is whole, and the application has it, or will have it when it receives the next time.
+    Whole = 1,
+    /// It stays incomplete: what is shown is all that will be.
     Incomplete,
-    /// Its writer gave up.
+    /// Its session ended first.
+    SessionEnded,
+    /// Its sender gave it up while it was being written: what is shown is all that will be.
     Aborted,
+}
+
+/// Why no more of a window is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaits {
+    /// Fragments, or packets that use what is posted there. Or the message has ended.
+    Packets,
+    /// A digest that agrees.
+    Digest,
+    /// A header behind what landed of it that says that pairing was right (I3).
+    Header,
 }
 
 /// A fill entry that must not be posted.
@@ -62,7 +75,8 @@ pub enum TellError {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Window {
     is_in_place: bool,
-    is_paired: bool,
+    /// What landed of it did so up to this packet of the channel.
+    landed: Option<u64>,
     /// Its digest, as the sender has it, and as it was found here.
     told: Option<u64>,
     found: Option<u64>,
@@ -70,13 +84,6 @@ struct Window {
     over_body: u32,
     over_tail: u32,
     shown: Part,
-}
-
-impl Window {
-    /// A posted entry may write into its body.
-    const fn is_posted_over(&self) -> bool {
-        self.over_body > 0
-    }
 }
 
 /// A message that is arriving and has a reader: which windows are final.
@@ -88,21 +95,19 @@ pub struct Showing {
     grain: Grain,
     landing: Landing,
     windows: Box<[Window]>,
-    posted: u32,
-    outcome: Option<Outcome>,
+    ending: Option<Ending>,
     /// The reader, or the message that it became.
     is_held: bool,
 }
 
 impl Showing {
-    /// Nothing has come. Takes some 48 bytes for each window; nothing is taken later.
+    /// Nothing has come. Takes some 64 bytes for each window; nothing is taken later.
     pub fn new(grain: Grain, landing: Landing) -> Showing {
         Showing {
             grain,
             landing,
             windows: vec![Window::default(); grain.windows() as usize].into_boxed_slice(),
-            posted: 0,
-            outcome: None,
+            ending: None,
             is_held: true,
         }
     }
@@ -127,7 +132,7 @@ impl Showing {
     ///
     /// [`PostError`]: it must not be. A packet that needs a place goes another way, or waits for another socket; what is shown stays.
     pub fn post(&mut self, index: u32) -> Result<(), PostError> {
-        if self.outcome.is_some() || index >= self.grain.count {
+        if self.ending.is_some() || index >= self.grain.count {
             return Err(PostError::Nothing);
         }
         for (window, body, tail) in self.covered(index) {
@@ -136,14 +141,13 @@ impl Showing {
                 return Err(PostError::Shown(window));
             }
         }
-        self.posted += 1;
         self.count_entry(index, 1);
         Ok(())
     }
 
-    /// The RX descriptor of the posted entry of fragment `index` is here, whatever packet filled it.
+    /// The RX descriptor of the posted entry of fragment `index` is here, whatever packet filled it; or the entry is void: the queue has
+    /// another socket.
     pub fn took(&mut self, index: u32) {
-        self.posted -= 1;
         self.count_entry(index, -1);
     }
 
@@ -155,30 +159,23 @@ impl Showing {
         }
     }
 
-    /// The queue has another socket: what was posted is void. The remedy where leftovers of a loss lie over the message, which is never
-    /// moved.
-    pub fn rebuilt(&mut self) {
-        self.posted = 0;
-        for window in &mut self.windows {
-            (window.over_body, window.over_tail) = (0, 0);
-        }
+    /// Whether something of these windows is shown to who holds it: they stay where they are, and what they are (S3).
+    pub fn keeps(&self, windows: Range<u32>) -> bool {
+        let mut windows = self.windows[windows.start as usize..windows.end as usize].iter();
+        self.is_held && windows.any(|window| window.shown > Part::Nothing)
     }
 
-    /// Whether fragment `index` may be copied to its place: that is not shown, and no posted entry may write there.
-    pub fn may_copy(&self, index: u32) -> bool {
-        let window = &self.windows[self.grain.shape.window_of(index) as usize];
-        let has_tail = self.grain.shape.is_highest(index, self.grain.count);
-        window.shown == Part::Nothing && !window.is_posted_over() && (window.over_tail == 0 || !has_tail)
+    /// A fragment of the window landed in another's slot, or the header in its lowest slot was checked: what landed of it did so up to the
+    /// channel's packet `received`.
+    pub fn landed(&mut self, window: u32, received: u64) {
+        self.windows[window as usize].landed = Some(received);
     }
 
-    /// Every fragment of the window is in its place, none held aside. Its [pairing](Showing::paired) is looked at apart.
-    pub fn in_place(&mut self, window: u32) {
-        self.windows[window as usize].is_in_place = true;
-    }
-
-    /// Pairing was checked to the window's end, and the statistics have not moved (I3).
-    pub fn paired(&mut self, window: u32) {
-        self.windows[window as usize].is_paired = true;
+    /// Every fragment of the window is in its place, none held aside; `received` packets of the channel have landed.
+    pub fn in_place(&mut self, window: u32, received: u64) {
+        let window = &mut self.windows[window as usize];
+        window.is_in_place = true;
+        window.landed.get_or_insert(received);
     }
 
     /// Digests from a WINDOWS packet, of window `first` and those behind it. Returns how many are new.
@@ -216,41 +213,52 @@ impl Showing {
         }
     }
 
-    /// The digest of the window's bytes as they are in their place ([`window_digest`](crate::manifest::window_digest)). Whether it agrees
-    /// with the sender's; `None` while that is not here. One that differs is repaired, and found again.
-    pub fn found(&mut self, window: u32, digest: u64) -> Option<bool> {
-        let window = &mut self.windows[window as usize];
-        window.found = Some(digest);
-        window.told.map(|told| told == digest)
+    /// The digest of the window's bytes as they are in their place ([`window_digest`](crate::manifest::window_digest)). One that differs
+    /// from the sender's is repaired, and found again.
+    pub fn found(&mut self, window: u32, digest: u64) {
+        self.windows[window as usize].found = Some(digest);
     }
 
-    /// Shows what may be shown of the window: it is in place, paired and verified, and no posted entry may write there. `tails` are the
-    /// message's where it lands. Returns how much of it is shown when that has become more.
-    pub fn show(&mut self, window: u32, tails: Option<&TailRule>) -> Option<Part> {
-        let Landing {
-            lands, has_digests, ..
-        } = self.landing;
+    /// Shows what may be shown of the window: it is in place, verified and paired, and no posted entry may write there. Pairing was last
+    /// checked at the channel's packet `checked`, and the statistics have not moved since (I3). Returns how much of it is shown.
+    ///
+    /// # Errors
+    ///
+    /// [`Awaits`]: no more of it than before.
+    pub fn show(&mut self, window: u32, checked: u64, tails: &TailRule) -> Result<Part, Awaits> {
+        let has_digests = self.landing.has_digests;
         let at = &mut self.windows[window as usize];
-        let is_verified = !has_digests || at.told.is_some() && at.told == at.found;
-        let is_proved = at.is_in_place && is_verified && (at.is_paired || !lands);
-        if self.outcome.is_some() || !is_proved || at.is_posted_over() {
-            return None;
+        if self.ending.is_some() || !at.is_in_place {
+            return Err(Awaits::Packets);
         }
-        let tail_is_final = at.over_tail == 0 && tails.is_none_or(|tails| tails.is_readable(window));
-        let part = if tail_is_final { Part::Whole } else { Part::Body };
-        let has_grown = part > at.shown;
-        at.shown = at.shown.max(part);
-        has_grown.then_some(part)
+        if has_digests && (at.told.is_none() || at.told != at.found) {
+            return Err(Awaits::Digest);
+        }
+        if at.landed > Some(checked) {
+            return Err(Awaits::Header);
+        }
+        let part = match at.over_tail == 0 && tails.is_readable(window) {
+            true => Part::Whole,
+            false => Part::Body,
+        };
+        if at.over_body > 0 || part <= at.shown {
+            return Err(Awaits::Packets);
+        }
+        at.shown = part;
+        Ok(part)
     }
 
-    /// The message ends. `Err` with the outcome: it had ended before, or is to be whole and is not shown altogether (S5).
-    pub fn settle(&mut self, outcome: Outcome) -> Result<(), Option<Outcome>> {
-        let is_shown = || self.windows.iter().all(|window| window.shown == Part::Whole);
-        if self.outcome.is_some() || outcome == Outcome::Whole && !is_shown() {
-            return Err(self.outcome);
+    /// The message ends. All of a whole one is `shown` (S5): its own digest, or pairing to its end (I3), says of each window what
+    /// [`show`](Showing::show) would have asked. `false`: it had ended before.
+    pub fn settle(&mut self, ending: Ending, shown: &Shown) -> bool {
+        if self.ending.is_some() {
+            return false;
         }
-        self.outcome = Some(outcome);
-        Ok(())
+        self.ending = Some(ending);
+        if ending == Ending::Whole {
+            (0..self.grain.windows()).for_each(|window| shown.publish(window, Part::Whole));
+        }
+        true
     }
 
     /// The reader was dropped, and so was the message if it became one. What comes of it is received and thrown away.
@@ -258,9 +266,24 @@ impl Showing {
         self.is_held = false;
     }
 
-    /// Its memory may be used again: it is settled, nobody reads it, and nothing that was posted may write there (S6).
-    pub const fn is_free(&self) -> bool {
-        self.outcome.is_some() && !self.is_held && self.posted == 0
+    /// Somebody reads it.
+    pub const fn is_held(&self) -> bool {
+        self.is_held
+    }
+}
+
+/// Memory of a message that ended while entries were posted there: nobody may use it before so many packets of the channel as were posted
+/// by then have come (S6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quarantine {
+    /// Entries of the channel.
+    pub posted: u64,
+}
+
+impl Quarantine {
+    /// So many packets of the channel have come: nothing that was posted may write there.
+    pub const fn is_over(&self, received: u64) -> bool {
+        self.posted <= received
     }
 }
 

@@ -8,7 +8,7 @@ use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 use crate::mistakes::Made;
 use crate::mutants::MUTANTS;
 use crate::receiver::{COUNT, WINDOWS};
-use crate::streaming::{Outcome, Part, Release, packets_released};
+use crate::streaming::{Ending, Part, Release, packets_released};
 use crate::world::{Broken, State, World};
 
 fn is_unbroken(state: &State, rule: Broken) -> bool {
@@ -45,19 +45,19 @@ fn released_is_shown(state: &State) -> bool {
         true => state.part_of(window) >= Part::Body,
         false => state.part_of(window) == Part::Whole,
     };
-    state.receiver.outcome == Some(Outcome::Incomplete) || (0..released).all(is_shown)
+    state.receiver.ending == Some(Ending::SessionEnded) || (0..released).all(is_shown)
 }
 
 fn ends_are_settled(state: &State) -> bool {
     let receiver = &state.receiver;
-    let is_freed = receiver.outcome.is_none() || receiver.showing.is_free();
+    let is_freed = receiver.ending.is_none() || receiver.is_free();
     let ended = match state.told {
-        _ if receiver.outcome == Some(Outcome::Incomplete) => true,
-        Release::Windows(_) => receiver.outcome.is_none(),
+        _ if receiver.ending == Some(Ending::SessionEnded) => true,
+        Release::Windows(_) => receiver.ending.is_none(),
         Release::Aborted => {
-            receiver.outcome == Some(Outcome::Aborted) && state.outgoing.release() == Release::Aborted
+            receiver.ending == Some(Ending::Aborted) && state.outgoing.release() == Release::Aborted
         }
-        Release::Whole => receiver.outcome == Some(Outcome::Whole),
+        Release::Whole => receiver.ending == Some(Ending::Whole),
     };
     ended && is_freed
 }
@@ -80,14 +80,14 @@ pub(crate) fn properties() -> Vec<Property<World>> {
             is_unbroken(state, Broken::S4)
         }),
         Property::always("S5: what is delivered is shown", |_, state: &State| {
-            state.receiver.outcome != Some(Outcome::Whole)
+            state.receiver.ending != Some(Ending::Whole)
                 || (0..WINDOWS).all(|window| state.part_of(window) == Part::Whole)
         }),
         Property::always(
             "S6: a zone is free without a reader and without entries",
             |_, state: &State| {
                 let receiver = &state.receiver;
-                !receiver.showing.is_free() || !receiver.is_read && receiver.entries.is_empty()
+                !receiver.is_free() || !receiver.is_read && receiver.entries.is_empty()
             },
         ),
         Property::always("S7: a stalled session has no turn", |_, state: &State| {
@@ -122,11 +122,13 @@ const COPY: World = World {
     is_zero_copy: false,
     losses: 2,
     duplicates: 0,
+    drops: 0,
+    reposts: 0,
     may_abort: false,
     may_expire: false,
 };
 
-const WORLDS: [(&str, World); 4] = [
+const WORLDS: [(&str, World); 6] = [
     ("copy mode, two losses", COPY),
     (
         "zero-copy mode, a loss",
@@ -150,6 +152,23 @@ const WORLDS: [(&str, World); 4] = [
         World {
             losses: 1,
             duplicates: 1,
+            ..COPY
+        },
+    ),
+    (
+        "copy mode, a loss, a packet dropped behind the gate",
+        World {
+            losses: 1,
+            drops: 1,
+            ..COPY
+        },
+    ),
+    (
+        "zero-copy mode, an entry that is posted once more",
+        World {
+            is_zero_copy: true,
+            losses: 0,
+            reposts: 1,
             ..COPY
         },
     ),
@@ -218,8 +237,14 @@ fn copy_mode_with_a_duplicate() {
 }
 
 #[test]
+fn copy_mode_with_a_log_that_is_wrong() {
+    holds(4);
+}
+
+#[test]
 fn zero_copy_mode() {
     holds(1);
+    holds(5);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The receiving host: a queue whose packets take posted entries, memory in which they land, and an engine that looks at one descriptor at a
 //! time.
 
-use crate::streaming::{Grain, Landing, Outcome, Released, Showing, Shown};
+use crate::streaming::{Awaits, Ending, Grain, Landing, Quarantine, Released, Showing, Shown};
 use crate::window::{TailRule, WindowShape};
 use lm_protocol::manifest::{fragment_digest, window_digest};
 
@@ -42,7 +42,7 @@ pub(crate) fn digest_of(window: u32, payloads: &[[u8; PAYLOAD]]) -> u64 {
 /// A packet of which the engine has not heard yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Arrival {
-    /// It took the entry of a fragment.
+    /// It took the entry of a fragment. The gate's log says which it is.
     Landed { entry: u32, fragment: u32 },
     /// It came by the one-copy path.
     Copied { fragment: u32, bytes: [u8; PAYLOAD] },
@@ -57,9 +57,22 @@ pub(crate) struct Receiver {
     pub(crate) zone: [u8; LEN],
     /// Posted, first in first out; void since the queue has another socket.
     pub(crate) entries: Vec<u32>,
+    /// The same as the engine has seen them used, with those that it left out among them (`false`).
+    aims: Vec<(u32, bool)>,
     pub(crate) is_rebuilt: bool,
     arrivals: Vec<Arrival>,
-    /// Positions below were posted.
+    /// Fragments that the gate let land and the engine has not looked at: one more than there are arrivals for each that `was_dropped`
+    /// behind the gate.
+    log: Vec<u32>,
+    pub(crate) was_dropped: bool,
+    /// Packets that landed, as the engine has seen them, and up to which one it found the log to be right.
+    received: u64,
+    checked: u64,
+    /// A window waits for another header that is checked.
+    pub(crate) lacks_header: bool,
+    /// Positions below were seen, or overtaken.
+    accepted: u32,
+    /// Positions below were posted, or left out.
     pub(crate) posted_to: u32,
     /// Copy mode: the gate lets in what does not go back.
     gate_next: u32,
@@ -67,7 +80,8 @@ pub(crate) struct Receiver {
     /// Fragments that are in their place, as the engine believes, a bit each.
     placed: u8,
     aside: Vec<(u32, [u8; PAYLOAD])>,
-    pub(crate) outcome: Option<Outcome>,
+    pub(crate) ending: Option<Ending>,
+    quarantine: Quarantine,
     pub(crate) is_read: bool,
 }
 
@@ -109,7 +123,6 @@ impl std::hash::Hash for TailState {
 impl Receiver {
     pub(crate) fn new(is_zero_copy: bool) -> Receiver {
         let landing = Landing {
-            lands: true,
             has_digests: is_zero_copy,
             tail_len: TAIL,
             // A chunk ends behind the packet.
@@ -122,8 +135,15 @@ impl Receiver {
             shown: Shown::new(grain(), TAIL),
             zone: [0; LEN],
             entries: Vec::new(),
+            aims: Vec::new(),
             is_rebuilt: false,
             arrivals: Vec::new(),
+            log: Vec::new(),
+            was_dropped: false,
+            received: 0,
+            checked: 0,
+            lacks_header: false,
+            accepted: 0,
             posted_to: 0,
             gate_next: 0,
             tails: TailState {
@@ -132,7 +152,8 @@ impl Receiver {
             },
             placed: 0,
             aside: Vec::new(),
-            outcome: None,
+            ending: None,
+            quarantine: Quarantine { posted: 0 },
             is_read: true,
         }
     }
@@ -140,15 +161,24 @@ impl Receiver {
     /// A packet comes in. The card, or the gate, decides where it goes.
     pub(crate) fn packet(&mut self, position: u32, bytes: [u8; PAYLOAD]) {
         let fragment = shape().index_at(position, COUNT);
-        let lands = !self.entries.is_empty() && (self.is_zero_copy || position >= self.gate_next);
-        if !lands {
+        if !self.may_land(position) {
             self.copy(fragment, bytes);
             return;
         }
-        self.gate_next = self.gate_next.max(position + 1);
+        self.pass_gate(position);
         let entry = self.entries.remove(0);
         self.land(entry, bytes);
         self.arrivals.push(Arrival::Landed { entry, fragment });
+    }
+
+    pub(crate) fn may_land(&self, position: u32) -> bool {
+        !self.entries.is_empty() && (self.is_zero_copy || position >= self.gate_next)
+    }
+
+    /// The gate lets a packet land, and logs it.
+    pub(crate) fn pass_gate(&mut self, position: u32) {
+        self.gate_next = self.gate_next.max(position + 1);
+        self.log.push(shape().index_at(position, COUNT));
     }
 
     /// A packet comes in on the other queue.
@@ -169,30 +199,90 @@ impl Receiver {
     pub(crate) fn hear(&mut self, release: crate::streaming::Release) {
         use crate::streaming::Heard;
         match self.released.hear(release) {
-            Heard::More => self.post(),
-            Heard::Aborted => self.settle(Outcome::Aborted),
+            Heard::More => self.look(),
+            Heard::Aborted => self.settle(Ending::Aborted),
             Heard::Nothing | Heard::Contradiction => {}
         }
     }
 
-    pub(crate) fn settle(&mut self, outcome: Outcome) {
-        if self.showing.settle(outcome).is_ok() {
-            self.outcome = Some(outcome);
+    pub(crate) fn settle(&mut self, ending: Ending) {
+        if self.showing.settle(ending, &self.shown) {
+            self.ending = Some(ending);
+            self.quarantine.posted = self.received_by_all() + self.entries.len() as u64;
         }
     }
 
-    /// Posts what may come, up to the first window below which the tail is not saved.
+    /// Packets that landed, whether the engine has seen them or not.
+    fn received_by_all(&self) -> u64 {
+        let is_landed = |arrival: &&Arrival| matches!(arrival, Arrival::Landed { .. });
+        self.received + self.arrivals.iter().filter(is_landed).count() as u64
+    }
+
+    /// The whole message is here, nothing is posted for it, and it has its digest, or the statistics have not moved (I1, I3).
+    pub(crate) fn is_final(&self) -> bool {
+        let is_proved = match self.is_zero_copy {
+            true => (0..COUNT).all(|fragment| self.bytes_of(fragment) == payload(fragment)),
+            false => !self.was_dropped,
+        };
+        self.placed == (1 << COUNT) - 1 && self.aims.is_empty() && self.aside.is_empty() && is_proved
+    }
+
+    /// Its memory may be another message's: a whole one's when it is dropped, another's when its quarantine is over, too.
+    pub(crate) fn is_free(&self) -> bool {
+        let is_left = match self.ending {
+            None => false,
+            Some(Ending::Whole) => true,
+            Some(_) => self.is_rebuilt || self.quarantine.is_over(self.received),
+        };
+        is_left && !self.is_read
+    }
+
+    /// Posts what may come, up to the first window below which the tail is not saved. Behind a loss places are left out whose packets will
+    /// use earlier entries.
     fn post(&mut self) {
         while self.posted_to < self.released.fragments() && !self.is_rebuilt {
             let index = shape().index_at(self.posted_to, COUNT);
             let window = shape().window_of(index);
-            if shape().is_lowest(index) && !self.tails.rule.may_post_lowest(window)
-                || self.showing.post(index).is_err()
-            {
-                break;
+            let unused = self.aims.iter().filter(|(_, is_posted)| *is_posted).count() as u32;
+            let is_posted = self.is_zero_copy || self.posted_to >= self.accepted + unused;
+            if is_posted {
+                if shape().is_lowest(index) && !self.tails.rule.may_post_lowest(window)
+                    || self.post_entry(index).is_none()
+                {
+                    break;
+                }
+            } else {
+                self.aims.push((index, false));
             }
-            self.entries.push(index);
             self.posted_to += 1;
+            self.pass_left_out();
+        }
+    }
+
+    /// Posts the entry of a fragment, if it may be.
+    pub(crate) fn post_entry(&mut self, index: u32) -> Option<()> {
+        self.showing.post(index).ok()?;
+        self.entries.push(index);
+        self.aims.push((index, true));
+        Some(())
+    }
+
+    /// Places that were left out come up.
+    fn pass_left_out(&mut self) {
+        while let Some(&(index, false)) = self.aims.first() {
+            self.aims.remove(0);
+            self.passed(index);
+        }
+    }
+
+    /// The entry of a fragment was used, or never will be.
+    fn passed(&mut self, index: u32) {
+        let (window, bytes) = (shape().window_of(index), self.bytes_of(index));
+        if shape().is_highest(index, COUNT) && self.tails.rule.tail_saved(window) {
+            self.tails.saved[TailRule::slot(window)] = bytes[PAYLOAD - 1];
+        }
+        if shape().is_lowest(index) {
+            self.restore_below(window);
         }
     }
 
@@ -206,27 +296,44 @@ impl Receiver {
             Arrival::Landed { entry, fragment } => self.take_landed(entry, fragment),
             Arrival::Copied { fragment, bytes } => self.set_aside(fragment, bytes),
         }
+        self.look();
+    }
+
+    /// Shows what is final, before and behind what is posted.
+    fn look(&mut self) {
         self.move_in();
         self.show();
         self.post();
+        self.move_in();
+        self.show();
     }
 
     fn take_landed(&mut self, entry: u32, fragment: u32) {
         self.showing.took(entry);
+        self.aims.remove(0);
         let window = shape().window_of(entry);
         let bytes = self.bytes_of(entry);
-        if self.is_zero_copy || entry == fragment {
+        let logged = self.log.remove(0);
+        self.received += 1;
+        self.accepted = self.accepted.max(shape().position_of(logged, COUNT) + 1);
+        if shape().is_lowest(entry) && !self.is_zero_copy {
+            // No later packet overwrites this one's header.
+            if logged != fragment {
+                self.settle(Ending::SessionEnded);
+                return;
+            }
+            self.checked = self.received;
+            self.showing.landed(window, self.received);
+        }
+        if self.is_zero_copy || entry == logged {
             // In zero-copy mode nobody knows better, until digests tell.
             self.placed |= 1 << entry;
         } else {
-            self.set_aside(fragment, bytes);
+            self.showing.landed(shape().window_of(logged), self.received);
+            self.set_aside(logged, bytes);
         }
-        if shape().is_highest(entry, COUNT) && self.tails.rule.tail_saved(window) {
-            self.tails.saved[TailRule::slot(window)] = bytes[PAYLOAD - 1];
-        }
-        if shape().is_lowest(entry) {
-            self.restore_below(window);
-        }
+        self.passed(entry);
+        self.pass_left_out();
     }
 
     fn restore_below(&mut self, window: u32) {
@@ -259,7 +366,8 @@ impl Receiver {
             if self.placed & 1 << fragment != 0 {
                 continue;
             }
-            if !has_been_posted || !self.showing.may_copy(fragment) {
+            let is_awaited = self.aims.iter().any(|(index, _)| *index == fragment);
+            if !has_been_posted || is_awaited {
                 self.aside.push((fragment, bytes));
                 continue;
             }
@@ -275,26 +383,20 @@ impl Receiver {
         }
     }
 
-    /// Whether the engine has seen as many descriptors as there are entries in the log (I3).
-    fn counts_are_equal(&self) -> bool {
-        let is_landed = |arrival: &Arrival| matches!(arrival, Arrival::Landed { .. });
-        !self.arrivals.iter().any(is_landed)
-    }
-
     fn show(&mut self) {
+        let checked = if self.is_zero_copy { u64::MAX } else { self.checked };
+        self.lacks_header = false;
         for window in 0..WINDOWS {
             let mut fragments = shape().range(window, COUNT);
-            if self.counts_are_equal() {
-                self.showing.paired(window);
-            }
             if fragments.all(|fragment| self.placed & 1 << fragment != 0) {
-                self.showing.in_place(window);
+                self.showing.in_place(window, self.received);
                 if self.is_zero_copy {
-                    let _ = self.showing.found(window, self.digest_here(window));
+                    self.showing.found(window, self.digest_here(window));
                 }
             }
-            if let Some(part) = self.showing.show(window, Some(&self.tails.rule)) {
-                self.shown.publish(window, part);
+            match self.showing.show(window, checked, &self.tails.rule) {
+                Ok(part) => self.shown.publish(window, part),
+                Err(awaits) => self.lacks_header |= awaits == Awaits::Header,
             }
         }
     }
@@ -319,10 +421,14 @@ impl Receiver {
             let window = shape().window_of(*fragment);
             let is_wrong = self.is_zero_copy && self.bytes_of(*fragment) != payload(*fragment);
             shape().position_of(*fragment, COUNT) < self.released.fragments()
-                && self.showing.may_copy(shape().range(window, COUNT).start)
+                && !self.showing.keeps(window..window + 1)
                 && (self.placed & 1 << fragment == 0 || is_wrong)
                 && self.aside.iter().all(|(other, _)| other != fragment)
         })
+    }
+
+    pub(crate) fn is_placed(&self, fragment: u32) -> bool {
+        self.placed & 1 << fragment != 0
     }
 
     pub(crate) fn forget(&mut self, fragment: u32) {
@@ -331,9 +437,17 @@ impl Receiver {
 
     /// The queue has another socket: entries are void, and what was saved comes back. The rest of the message takes the one-copy path.
     pub(crate) fn rebuild(&mut self) {
-        self.entries.clear();
-        self.showing.rebuilt();
+        if self.was_dropped && self.ending.is_none() {
+            // The old socket's statistics say so.
+            self.settle(Ending::SessionEnded);
+            return;
+        }
+        for entry in self.entries.drain(..) {
+            self.showing.took(entry);
+        }
+        (self.aims, self.log) = (Vec::new(), Vec::new());
         self.is_rebuilt = true;
+        self.checked = self.received;
         for window in 0..WINDOWS {
             let highest = shape().range(window, COUNT).end - 1;
             let bytes = self.bytes_of(highest);

@@ -3,7 +3,7 @@
 use stateright::Model;
 
 use crate::receiver::{COUNT, Receiver, STALE, WINDOWS, digest_of, grain, payload, shape};
-use crate::streaming::{Outcome, Part, Release, Released, Watermark, Writer};
+use crate::streaming::{Ending, Part, Release, Released, Watermark, Writer};
 use crate::weak;
 
 /// What may happen.
@@ -12,6 +12,10 @@ pub(crate) struct World {
     pub(crate) is_zero_copy: bool,
     pub(crate) losses: u8,
     pub(crate) duplicates: u8,
+    /// Packets that the gate lets land and the kernel drops all the same.
+    pub(crate) drops: u8,
+    /// Entries that are posted for what is in its place.
+    pub(crate) reposts: u8,
     /// The writer may give up, or never go on; the reader may be dropped before the end.
     pub(crate) may_abort: bool,
     /// The session may end before the message.
@@ -43,6 +47,8 @@ pub(crate) struct State {
     pub(crate) flight: Vec<(u32, bool)>,
     pub(crate) losses: u8,
     pub(crate) duplicates: u8,
+    pub(crate) drops: u8,
+    reposts: u8,
     pub(crate) receiver: Receiver,
     /// Windows of which digests came.
     digests: u32,
@@ -62,10 +68,13 @@ pub(crate) enum Step {
     Send,
     Lose(usize),
     Double(usize),
+    DropBehindGate(usize),
     Deliver(usize),
     Poll,
     Digest(u32),
     Repost(u32),
+    Rewrite(u32),
+    PostAgain(u32),
     Rebuild,
     Repair,
     Read,
@@ -88,6 +97,8 @@ impl State {
             flight: Vec::new(),
             losses: world.losses,
             duplicates: world.duplicates,
+            drops: world.drops,
+            reposts: world.reposts,
             receiver: Receiver::new(world.is_zero_copy),
             digests: 0,
             broken: None,
@@ -120,7 +131,7 @@ impl State {
             false => self.receiver.posted_to,
         };
         let may = self.sent < self.outgoing.fragments().min(credit);
-        may && self.outgoing.release() != Release::Aborted && self.receiver.outcome.is_none()
+        may && self.outgoing.release() != Release::Aborted && self.receiver.ending.is_none()
     }
 
     fn writer_has_ended(&self) -> bool {
@@ -174,6 +185,12 @@ impl State {
                 self.duplicates -= 1;
                 self.flight.push(self.flight[at]);
             }
+            Step::DropBehindGate(at) => {
+                self.drops -= 1;
+                let (position, _) = self.flight.remove(at);
+                self.receiver.pass_gate(position);
+                self.receiver.was_dropped = true;
+            }
             Step::Deliver(at) => {
                 let (position, is_stale) = self.flight.remove(at);
                 let fragment = shape().index_at(position, COUNT);
@@ -186,9 +203,15 @@ impl State {
                 let payloads: Vec<_> = shape().range(window, COUNT).map(payload).collect();
                 self.receiver.tell(window, digest_of(window, &payloads));
             }
-            Step::Repost(index) => {
-                self.receiver.showing.post(index).ok()?;
-                self.receiver.entries.push(index);
+            Step::Repost(index) => self.receiver.post_entry(index)?,
+            Step::Rewrite(index) => {
+                let window = shape().window_of(index);
+                (!self.receiver.showing.keeps(window..window + 1)).then_some(())?;
+                self.receiver.zone[index as usize * 2] = STALE;
+            }
+            Step::PostAgain(index) => {
+                self.reposts -= 1;
+                self.receiver.post_entry(index)?;
             }
             Step::Rebuild => self.receiver.rebuild(),
             Step::Repair => {
@@ -210,10 +233,10 @@ impl State {
                 self.receiver.showing.let_go();
             }
             Step::Settle => {
-                self.receiver.settle(Outcome::Whole);
-                self.receiver.outcome?;
+                self.receiver.is_final().then_some(())?;
+                self.receiver.settle(Ending::Whole);
             }
-            Step::Expire => self.receiver.settle(Outcome::Incomplete),
+            Step::Expire => self.receiver.settle(Ending::SessionEnded),
         }
         Some(())
     }
@@ -246,6 +269,9 @@ impl World {
             if state.duplicates > 0 {
                 steps.push(Step::Double(at));
             }
+            if state.drops > 0 && state.receiver.may_land(state.flight[at].0) {
+                steps.push(Step::DropBehindGate(at));
+            }
         }
     }
 
@@ -262,28 +288,32 @@ impl World {
         }
         if receiver.is_read {
             steps.push(Step::Read);
-            if receiver.outcome.is_some() || self.may_abort {
+            if receiver.ending.is_some() || self.may_abort {
                 steps.push(Step::Drop);
             }
         }
-        if receiver.outcome.is_none() {
+        if receiver.ending.is_none() {
             steps.push(Step::Settle);
             if self.may_expire {
                 steps.push(Step::Expire);
             }
         }
-        if receiver.outcome.is_none() && receiver.is_read {
-            // A packet that is sent again wants the place of what came.
+        if receiver.ending.is_none() && receiver.is_read {
+            // A packet that is sent again wants the place of what came, or is to be copied there.
             let is_shown = |byte: u64| receiver.shown.check(byte..byte + 1).is_ok();
             let shown = (0..COUNT).filter(|index| is_shown(u64::from(index * 2)));
-            steps.extend(shown.map(Step::Repost));
+            steps.extend(shown.flat_map(|index| [Step::Repost(index), Step::Rewrite(index)]));
+        }
+        if receiver.ending.is_none() && state.reposts > 0 {
+            // Not of a window's lowest, whose headers would go over a tail that is not saved (I5).
+            let may_again = |index: &u32| receiver.is_placed(*index) && !shape().is_lowest(*index);
+            steps.extend((0..COUNT).filter(may_again).map(Step::PostAgain));
         }
         if state.is_quiet() {
-            if !receiver.entries.is_empty()
-                && (state.sent >= receiver.posted_to || receiver.outcome.is_some())
-            {
+            let is_left = !receiver.entries.is_empty() || receiver.lacks_header;
+            if is_left && (state.sent >= receiver.posted_to || receiver.ending.is_some()) {
                 steps.push(Step::Rebuild);
-            } else if receiver.outcome.is_none() {
+            } else if receiver.ending.is_none() {
                 steps.push(Step::Repair);
             }
         }
@@ -306,7 +336,7 @@ impl Model for World {
         if state.outgoing.release() != state.told {
             steps.push(Step::Look);
         }
-        if state.receiver.released.release() != state.outgoing.release() && state.receiver.outcome.is_none() {
+        if state.receiver.released.release() != state.outgoing.release() && state.receiver.ending.is_none() {
             steps.push(Step::Announce);
         }
         if state.may_send() && state.flight.len() < 2 {
