@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,11 +12,10 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Admission, Checksum, Delivery, Depth, Integrity, ModeRequest};
 use lm_measure::rate::BitRate;
-use lm_measure::stdout::{self, EXIT_UNREAD};
+use lm_measure::stdout;
 use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
-use crate::output::describe;
 use crate::report::Report;
 
 /// Exit code of a run that did what it was asked.
@@ -442,7 +441,7 @@ pub fn main<P: Parser>(
         crate::log::start(verbose(&options));
         run(options)
     };
-    stdout::main(|| {
+    stdout::main(tool, || {
         run().unwrap_or_else(|failure| {
             complain(tool, &failure.text);
             ExitCode::from(failure.code)
@@ -481,25 +480,13 @@ pub fn conclude(
     } else {
         report.to_string()
     };
-    let written = if stdout_is_data {
-        writeln!(std::io::stderr(), "{text}")
+    if stdout_is_data {
+        // As in `complain`.
+        let _ = writeln!(std::io::stderr(), "{text}");
     } else {
-        writeln!(std::io::stdout(), "{text}")
-    };
-    match written {
-        Ok(()) => ExitCode::from(code),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(code.max(EXIT_UNREAD)),
-        Err(error) => {
-            complain(
-                tool,
-                &format!(
-                    "cannot write the report: {}; check standard output",
-                    describe(&error)
-                ),
-            );
-            ExitCode::from(code.max(EXIT_FAILURE))
-        }
+        println!("{text}");
     }
+    ExitCode::from(code)
 }
 
 /// One line on standard error in the name of the tool.

@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
         return vm::guest::init();
     }
     let arguments = Arguments::parse();
-    stdout::main(|| match run(arguments.command) {
+    stdout::main("error", || match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use rustix::io::Errno;
 
 /// Exit code of a program that ended because nobody reads what it prints: what a shell makes of SIGPIPE.
-pub const EXIT_UNREAD: u8 = 141;
+const EXIT_UNREAD: u8 = 141;
 
-/// What a program's `main` returns, which prints with `println!` and clears up when it unwinds: not SIGPIPE's business. Whoever reads may go,
-/// as `| head -1` does, and then it ends and says nothing; why else nothing can be printed is said in one line.
-pub fn main(run: impl FnOnce() -> ExitCode) -> ExitCode {
+/// What a program's `main` returns, where `run` prints with `println!`. Whoever reads that may go, as `| head -1` does: then the program ends
+/// and says nothing. It unwinds, as SIGPIPE would leave behind what it has to clear up. Why else nothing can be printed is said in one line.
+pub fn main(program: &str, run: impl FnOnce() -> ExitCode) -> ExitCode {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if unprinted(panic.payload()).is_none() {
@@ -23,7 +23,7 @@ pub fn main(run: impl FnOnce() -> ExitCode) -> ExitCode {
         None => panic::resume_unwind(payload),
         Some(error) if error == io::Error::from(Errno::PIPE).to_string() => ExitCode::from(EXIT_UNREAD),
         Some(error) => {
-            eprintln!("error: cannot print: {error}; check standard output");
+            eprintln!("{program}: cannot print: {error}; check standard output");
             ExitCode::FAILURE
         }
     })
