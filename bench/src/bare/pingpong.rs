@@ -105,7 +105,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     let mut meter = args.port.meter()?;
     for number in 0..args.count + warm_up {
         if number == warm_up {
-            meter.begin();
+            meter.begin(Some(0));
             mark::pass::<{ mark::BEGIN }>();
         }
         port.prepare(&headers, &number.to_be_bytes());
@@ -136,7 +136,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     }
     mark::pass::<{ mark::END }>();
     Ok(Outcome {
-        cost: meter.end(),
+        cost: meter.end(Some(0)),
         ..Outcome::of_round_trips(&round_trips)
     })
 }

@@ -126,7 +126,7 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
     let mut meter = args.port.meter()?;
-    meter.begin();
+    meter.begin(Some(0));
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
@@ -148,7 +148,7 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
         packets: sequence,
         seconds: started.elapsed().as_secs_f64(),
         wake_ups,
-        cost: meter.end(),
+        cost: meter.end(Some(0)),
     })
 }
 
@@ -415,7 +415,7 @@ fn receive_by(
         match counts_from {
             None if (now - started).as_secs_f64() >= args.warmup => {
                 counts_from = Some((now, taken.next));
-                meter.begin();
+                meter.begin(Some(0));
                 mark::pass::<{ mark::BEGIN }>();
                 (taken.bytes, taken.packets, batches) = (0, 0, 0);
             }
@@ -437,7 +437,7 @@ fn receive_by(
                     napi_id: waiting.napi_id(fd)?,
                     kept: waiting.is_kept(),
                     packets_per_batch: taken.packets as f64 / batches as f64,
-                    cost: meter.end(),
+                    cost: meter.end(Some(0)),
                 });
             }
             _ => {}

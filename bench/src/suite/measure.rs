@@ -483,6 +483,7 @@ pub(super) fn per_message(ends: [(&Cost, u64); 2]) -> PerMessage {
         calls_per_message: of_both(|counts| counts.system_calls),
         wakeups_per_message: of_both(|counts| counts.wakeups),
         doorbells_per_message: of_both(|counts| counts.doorbells),
+        copied_bytes_per_message: of_both(|counts| counts.copied_bytes),
     }
 }
 

@@ -244,6 +244,9 @@ pub struct PerMessage {
     /// Doorbells of its core.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doorbells_per_message: Vec<f64>,
+    /// Bytes that its core copied, in the kernel and in the program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copied_bytes_per_message: Vec<f64>,
 }
 
 impl TransferRound {

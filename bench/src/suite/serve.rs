@@ -62,7 +62,7 @@ impl ServeArgs {
 pub(super) enum Request {
     Hello,
     Link(Ipv4Addr),
-    Start(Launch, f64),
+    Start(Box<Launch>, f64),
     Finish,
     Stop,
 }
@@ -285,7 +285,7 @@ impl Far {
 
     /// Starts a program there, which is ready when this returns.
     pub(super) fn start(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
-        match self.ask(&Request::Start(launch.clone(), limit.as_secs_f64()))? {
+        match self.ask(&Request::Start(Box::new(launch.clone()), limit.as_secs_f64()))? {
             Reply::Ready => Ok(()),
             other => Err(unexpected(&other)),
         }

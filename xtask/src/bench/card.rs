@@ -13,6 +13,7 @@ use lm_measure::table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use baseline::compare;
 use parts::Parts;
 
 use super::frozen::{self, Revision};
@@ -125,6 +126,12 @@ struct Measured {
     /// What their cores' drivers told the cards of descriptors.
     #[serde(default)]
     doorbells: [Option<f64>; 2],
+    /// Bytes that their cores copied, the kernel and LM.
+    #[serde(default)]
+    copied_bytes: [Option<f64>; 2],
+    /// Why those are not there.
+    #[serde(default)]
+    copies_uncounted: Option<String>,
     /// Why they are not there, though they were to be counted.
     uncounted: Option<String>,
     /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
@@ -193,6 +200,8 @@ impl Measured {
             calls: of_both(&report["counted"], "calls"),
             wakeups: of_both(&report["counted"], "wakeups"),
             doorbells: of_both(&report["counted"], "doorbells"),
+            copied_bytes: of_both(&report["counted"], "copied_bytes"),
+            copies_uncounted: report["copies_uncounted"].as_str().map(str::to_owned),
             uncounted: report["uncounted"].as_str().map(str::to_owned),
             interrupts: interrupts(),
             parts: Parts::of(row.what, report),
@@ -243,6 +252,9 @@ impl Measured {
         }
         if let Some(why) = &self.uncounted {
             words.push(format!("system calls not counted: {why}"));
+        }
+        if let Some(why) = &self.copies_uncounted {
+            words.push(format!("copies not counted: {why}"));
         }
         words.join("; ")
     }
@@ -350,25 +362,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let (folder, _folder) = temporary_folder(&workspace::target_dir()?, "card")?;
     let copies = frozen.iter().map(|revision| revision.copy_to(&folder));
     let with: Vec<PathBuf> = copies.collect::<Result<_>>()?;
-    let clock = match arguments.real_time {
-        true => Clock::Real,
-        false => Clock::Instructions,
-    };
     let rows = match arguments.short {
         true => short_rows(arguments.rounds, arguments.usecs),
         false => rows(arguments, &frozen),
     };
     ensure!(!rows.is_empty(), "no system measures that");
-    let choice = Choice {
-        clock,
-        // The short list is measured by what `cargo xtask ci` has built.
-        build: match arguments.short {
-            true => vm::Build::Counted,
-            false => vm::Build::Release,
-        },
-        console: arguments.console.clone(),
-        ..Choice::default()
-    };
+    let choice = choice(arguments);
     let (measured, machines) = measure(rows, &choice, &with)?;
     print!("{}\n{}", table(&measured), parts::table(&measured));
     if measured.len() <= LAYERED {
@@ -378,7 +377,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         file.write(&json!({
             "suite": "card",
             "rounds": arguments.rounds,
-            "clock": clock,
+            "clock": choice.clock,
             "machine": machine::describe(),
             "rustc": machine::rustc(),
             "boots": machines,
@@ -389,6 +388,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         Some(earlier) => compare(&measured, &earlier.rows)
             .with_context(|| format!("where {}", other_machine(&machines, &earlier.boots))),
         None => Ok(()),
+    }
+}
+
+fn choice(arguments: &Arguments) -> Choice {
+    Choice {
+        clock: match arguments.real_time {
+            true => Clock::Real,
+            false => Clock::Instructions,
+        },
+        // The short list is measured by what `cargo xtask ci` has built.
+        build: match arguments.short {
+            true => vm::Build::Counted,
+            false => vm::Build::Release,
+        },
+        console: arguments.console.clone(),
+        ..Choice::default()
     }
 }
 
@@ -514,6 +529,7 @@ fn table(measured: &[Measured]) -> Table {
         "calls a message",
         "wake-ups",
         "doorbells",
+        "copied for a byte",
         "",
     ]);
     for one in measured {
@@ -546,6 +562,7 @@ fn table(measured: &[Measured]) -> Table {
             ends(one.calls),
             ends(one.wakeups),
             ends(one.doorbells),
+            ends(one.copied_bytes.map(|bytes| Some(bytes? / one.row.bytes()))),
             one.remark(),
         ]);
     }
@@ -556,42 +573,6 @@ fn table(measured: &[Measured]) -> Table {
 fn earlier(path: &std::path::Path) -> Result<Kept> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no result of this command", path.display()))
-}
-
-/// Says by how much two runs differ, row by row; an error where one does by more than it may, or has no figure. Rows whose rounds differ count like
-/// all others: to leave them out would have two runs agree that do not.
-fn compare(now: &[Measured], earlier: &[Measured]) -> Result<()> {
-    let mut differing = Vec::new();
-    let mut compared = 0;
-    for one in now {
-        let Some(other) = earlier.iter().find(|other| other.row == one.row) else {
-            continue;
-        };
-        compared += 1;
-        let (Some(figure), Some(before)) = (one.median(), other.median()) else {
-            println!("  no figure  {}", one.row.name());
-            differing.push(one.row.name());
-            continue;
-        };
-        let change = figure / before - 1.0;
-        println!("  {:+.2} %  {}", change * 100.0, one.row.name());
-        if change.abs() > AGREE {
-            differing.push(one.row.name());
-        }
-    }
-    ensure!(compared > 0, "no row is in both runs");
-    ensure!(
-        differing.is_empty(),
-        "{} of {compared} rows differ by more than {} %: {}",
-        differing.len(),
-        AGREE * 100.0,
-        differing.join(", ")
-    );
-    println!(
-        "{compared} rows agree with the earlier run within {} %",
-        AGREE * 100.0
-    );
-    Ok(())
 }
 
 #[cfg(test)]

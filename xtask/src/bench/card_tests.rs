@@ -81,6 +81,16 @@ fn system_calls_are_those_of_a_message() {
     let doorbells = json!({"calls_per_message": [1.0, 1.0], "doorbells_per_message": [2.5]});
     assert_eq!(of_both(&doorbells, "doorbells"), [Some(2.5), None]);
     assert_eq!(of_both(&Value::Null, "calls"), [None, None]);
+    let report =
+        json!({"copies_uncounted": "no probe of f", "counted": {"copied_bytes_per_message": [66.0, 128.0]}});
+    let mut one = Measured::of(&row(What::Stream), &ended(Outcome::Passed, report));
+    assert_eq!(one.remark(), "copies not counted: no probe of f");
+    assert!(table(&[one.clone()]).to_string().contains("1.03; 2.00"), "of 64");
+    one.row.what = What::RoundTrips;
+    assert!(
+        table(&[one]).to_string().contains("0.52; 1.00"),
+        "of two messages"
+    );
     let report = json!({"uncounted": "no tracefs"});
     let one = Measured::of(&row(What::Stream), &ended(Outcome::Passed, report));
     assert_eq!(one.remark(), "system calls not counted: no tracefs");

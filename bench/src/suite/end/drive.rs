@@ -140,7 +140,7 @@ pub(super) fn ask(
             end.wait_until(due);
         }
         if number == warm_up {
-            meter.begin();
+            meter.begin(end.copied_bytes());
             mark::pass::<{ mark::BEGIN }>();
         }
         // What was due and could not be sent has been waiting since (no coordinated omission).
@@ -199,7 +199,7 @@ pub(super) fn ask(
         }
     }
     mark::pass::<{ mark::END }>();
-    let cost = meter.end();
+    let cost = meter.end(end.copied_bytes());
     end.close()?;
     Ok(Outcome {
         lost_messages: lost,
@@ -274,11 +274,15 @@ pub(super) fn send(
         let now = Instant::now();
         match (first, counted) {
             (None, _) if now >= counts_from => {
-                meter.begin();
+                meter.begin(end.copied_bytes());
                 first = Some((now, number));
             }
             (Some((from, before)), None) if now >= counts_to => {
-                counted = Some(((now - from).as_secs_f64(), number - before, meter.end()));
+                counted = Some((
+                    (now - from).as_secs_f64(),
+                    number - before,
+                    meter.end(end.copied_bytes()),
+                ));
             }
             (_, Some(_)) if now >= counts_to + OVERTIME => break,
             _ if interrupt.is_set() => break,
@@ -287,7 +291,13 @@ pub(super) fn send(
     }
     // What is left need not arrive: the receiver has measured.
     let _gone = end.close();
-    let so_far = || (begin.elapsed().as_secs_f64(), number, meter.end());
+    let so_far = || {
+        (
+            begin.elapsed().as_secs_f64(),
+            number,
+            meter.end(end.copied_bytes()),
+        )
+    };
     let (seconds, messages, cost) = counted.unwrap_or_else(so_far);
     Ok(Outcome {
         bytes: messages * spec.size,
@@ -336,7 +346,7 @@ pub(super) fn receive(
         match counts_from {
             None if (now - started).as_secs_f64() >= warm_up => {
                 counts_from = Some(now);
-                meter.begin();
+                meter.begin(end.copied_bytes());
                 mark::pass::<{ mark::BEGIN }>();
                 tallies.iter_mut().for_each(Tally::begin);
             }
@@ -348,7 +358,7 @@ pub(super) fn receive(
                     messages: sum(|one| one.messages),
                     lost_messages: sum(Tally::lost),
                     seconds: (now - from).as_secs_f64(),
-                    cost: meter.end(),
+                    cost: meter.end(end.copied_bytes()),
                     senders: tallies.iter().map(Tally::sent).collect(),
                     ..Outcome::default()
                 });

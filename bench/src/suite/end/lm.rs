@@ -211,10 +211,14 @@ impl End for Lm {
         outcome.mode = Some(mode.to_owned());
         outcome.integrity = Some(self.integrity);
         outcome.handed_over = Some(HandedOver::by(&self.endpoint));
-        outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
+        outcome.user_copied_bytes = self.copied_bytes();
         for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
             sender.address = self.endpoint.peer(peer).address();
         }
+    }
+
+    fn copied_bytes(&self) -> Option<u64> {
+        Some(self.endpoint.counters().user_copied_bytes)
     }
 
     fn wait_until(&mut self, time: Instant) {

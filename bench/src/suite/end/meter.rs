@@ -43,6 +43,9 @@ pub struct Counts {
     /// Writes to a device that tell it of descriptors, on this core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doorbells: Option<u64>,
+    /// Bytes that the kernel copied on this core, and payload that the program did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copied_bytes: Option<u64>,
 }
 
 impl Counts {
@@ -69,7 +72,15 @@ pub struct Counted {
     #[arg(long = "count-doorbells", value_name = "NUMBERS", value_delimiter = ',', value_parser = passes)]
     #[serde(default)]
     doorbells: Vec<Passes>,
+    /// Count copied bytes as well: tracepoints that the kernel passes on this program's core with each copy, separated by commas, with filters as doorbells
+    /// have them; their field `len` says how many bytes it has
+    #[arg(long = "count-copies", value_name = "NUMBERS", value_delimiter = ',', value_parser = passes)]
+    #[serde(default)]
+    copies: Vec<Passes>,
 }
+
+/// Of a length, which is positive.
+const LEN_BITS: u32 = 31;
 
 /// A tracepoint's number, and which of its passes count.
 type Passes = (u64, Option<String>);
@@ -87,18 +98,19 @@ impl Counted {
     /// Arguments of a program that counts the same.
     pub(crate) fn words(&self) -> String {
         let numbers = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        let filtered = |(number, filter): &Passes| match filter {
-            Some(filter) => format!("{number}:{filter}"),
-            None => number.to_string(),
+        let filtered = |all: &[Passes]| {
+            let word = |(number, filter): &Passes| match filter {
+                Some(filter) => format!("{number}:{filter}"),
+                None => number.to_string(),
+            };
+            all.iter().map(word).collect::<Vec<_>>().join(",")
         };
         let mut words = String::new();
         for (option, numbers) in [
             ("system-calls", numbers(self.system_calls.as_slice())),
             ("wakeups", numbers(&self.wakeups)),
-            (
-                "doorbells",
-                self.doorbells.iter().map(filtered).collect::<Vec<_>>().join(","),
-            ),
+            ("doorbells", filtered(&self.doorbells)),
+            ("copies", filtered(&self.copies)),
         ] {
             if !numbers.is_empty() {
                 words.push_str(&format!(" --count-{option} {numbers}"));
@@ -155,18 +167,19 @@ impl Meter {
         }
     }
 
-    /// From here on it counts.
-    pub(crate) fn begin(&mut self) {
+    /// From here on it counts. `copied`: payload bytes that the program has copied so far; `None` where it does not know, then nobody's are counted.
+    pub(crate) fn begin(&mut self, copied: Option<u64>) {
         let mut begun = self.read();
         // After what the other figures take, and before it at the end.
+        begun.counts.copied_bytes = self.counters.copied_bytes(copied);
         begun.counts.wakeups = self.counters.wakeups();
         begun.counts.doorbells = self.counters.doorbells();
         begun.counts.system_calls = self.counters.system_calls();
         self.begun = Some(begun);
     }
 
-    /// What it came to.
-    pub(crate) fn end(&self) -> Cost {
+    /// What it came to, with what the program has copied until now.
+    pub(crate) fn end(&self, copied: Option<u64>) -> Cost {
         let Some(begun) = self.begun else {
             return Cost::default();
         };
@@ -174,6 +187,7 @@ impl Meter {
             system_calls: self.counters.system_calls(),
             wakeups: self.counters.wakeups(),
             doorbells: self.counters.doorbells(),
+            copied_bytes: self.counters.copied_bytes(copied),
         };
         let now = self.read();
         let seconds = (now.at - begun.at).as_secs_f64();
@@ -197,6 +211,7 @@ impl Counts {
             system_calls: came(self.system_calls, begun.system_calls).map(|count| count - 1),
             wakeups: came(self.wakeups, begun.wakeups),
             doorbells: came(self.doorbells, begun.doorbells),
+            copied_bytes: came(self.copied_bytes, begun.copied_bytes),
         }
     }
 }
@@ -206,6 +221,8 @@ struct Counters {
     system_calls: Vec<File>,
     wakeups: Vec<File>,
     doorbells: Vec<File>,
+    /// Passes whose `len` has this bit: the kernel counts passes, and adds up no lengths.
+    copies: Vec<(u32, File)>,
 }
 
 impl Counters {
@@ -213,10 +230,24 @@ impl Counters {
         let core = Some(rustix::thread::sched_getcpu() as i32);
         let own = |at: &u64| counter(*at, None, None);
         let on_core = |(at, filter): &Passes| counter(*at, core, filter.as_deref());
+        let with_bit = |(passes, bit): (&Passes, u32)| {
+            let filter = match &passes.1 {
+                Some(filter) => format!("{filter}&&len&{}", 1 << bit),
+                None => format!("len&{}", 1 << bit),
+            };
+            Ok((bit, counter(passes.0, core, Some(&filter))?))
+        };
+        let bits = |passes| (0..LEN_BITS).map(move |bit| (passes, bit));
         Ok(Counters {
             system_calls: counted.system_calls.iter().map(own).collect::<io::Result<_>>()?,
             wakeups: counted.wakeups.iter().map(own).collect::<io::Result<_>>()?,
             doorbells: counted.doorbells.iter().map(on_core).collect::<io::Result<_>>()?,
+            copies: counted
+                .copies
+                .iter()
+                .flat_map(bits)
+                .map(with_bit)
+                .collect::<io::Result<_>>()?,
         })
     }
 
@@ -232,16 +263,24 @@ impl Counters {
     fn doorbells(&self) -> Option<u64> {
         sum(&self.doorbells)
     }
+
+    /// With the program's own.
+    fn copied_bytes(&self, own: Option<u64>) -> Option<u64> {
+        let of_bit = |(bit, counter): &(u32, File)| Some(read(counter)? << bit);
+        let kernels: Option<u64> = self.copies.iter().map(of_bit).sum();
+        (!self.copies.is_empty()).then_some(kernels? + own?)
+    }
 }
 
 /// What these have counted; `None` where there is none.
 fn sum(counters: &[File]) -> Option<u64> {
-    let read = |mut counter: &File| {
-        let mut count = [0; 8];
-        counter.read_exact(&mut count).ok()?;
-        Some(u64::from_ne_bytes(count))
-    };
     (!counters.is_empty()).then(|| counters.iter().map(read).sum())?
+}
+
+fn read(mut counter: &File) -> Option<u64> {
+    let mut count = [0; 8];
+    counter.read_exact(&mut count).ok()?;
+    Some(u64::from_ne_bytes(count))
 }
 
 /// A counter of passes, of this thread or of a core.
@@ -340,6 +379,8 @@ fn run(shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -355,12 +396,12 @@ mod tests {
     #[test]
     fn work_costs() {
         let mut meter = Meter::new(Metered::default()).unwrap();
-        meter.begin();
+        meter.begin(Some(0));
         let before = meter.begun.unwrap().process_s;
         while meter.read().process_s < before + 0.05 {
             std::hint::spin_loop();
         }
-        let cost = meter.end();
+        let cost = meter.end(Some(0));
         assert!(
             cost.process_s >= 0.05 && cost.spare.is_none() && cost.counts.is_empty(),
             "{cost:?}"
@@ -383,11 +424,11 @@ mod tests {
         })
         .unwrap();
         for calls in [0, 3] {
-            meter.begin();
+            meter.begin(Some(0));
             for _ in 0..calls {
                 let _time = clock_gettime(ClockId::ProcessCPUTime);
             }
-            assert_eq!(meter.end().counts.system_calls, Some(calls));
+            assert_eq!(meter.end(Some(0)).counts.system_calls, Some(calls));
         }
     }
 
@@ -415,16 +456,58 @@ mod tests {
             ..Metered::default()
         })
         .unwrap();
-        meter.begin();
+        meter.begin(Some(0));
         for _ in 0..100 {
             let _time = clock_gettime(ClockId::ProcessCPUTime);
         }
-        let counts = meter.end().counts;
+        let counts = meter.end(Some(0)).counts;
         assert!(counts.wakeups >= Some(200), "{counts:?}");
         // The thread may have moved.
         assert!(
             counts.doorbells >= Some(100) || rustix::thread::sched_getcpu() != core,
             "{counts:?}"
         );
+    }
+
+    /// By a tracepoint of the kernel's own that has the field: it is passed when TCP's payload is copied to a program.
+    #[test]
+    fn lengths_of_copies_add_up_with_the_programs_own() {
+        let id = std::fs::read_to_string("/sys/kernel/tracing/events/skb/skb_copy_datagram_iovec/id");
+        let Ok(id) = id else {
+            println!("NOT IN THIS KERNEL: the tracepoint of copies");
+            return;
+        };
+        let mut own = rustix::thread::CpuSet::new();
+        own.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &own).unwrap();
+        let counted = Counted {
+            copies: vec![
+                (id.trim().parse().unwrap(), None),
+                (id.trim().parse().unwrap(), Some("len<0".to_owned())),
+            ],
+            ..Counted::default()
+        };
+        let words = format!(" --count-copies {0},{0}:len<0", id.trim());
+        assert_eq!(counted.words(), words);
+        let mut meter = Meter::new(Metered {
+            counted,
+            ..Metered::default()
+        })
+        .unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut far = listener.accept().unwrap().0;
+        let mut bytes = [0; 50_001];
+        meter.begin(Some(7));
+        for _ in 0..20 {
+            near.write_all(&bytes).unwrap();
+            far.read_exact(&mut bytes).unwrap();
+        }
+        let copied = |until| meter.end(until).counts.copied_bytes;
+        // Others on this core may have copied a little.
+        let by_kernel = copied(Some(7)).unwrap();
+        assert!((1_000_020..1_500_000).contains(&by_kernel), "{by_kernel}");
+        assert!(copied(Some(1_000_007)) >= Some(by_kernel + 1_000_000));
+        assert_eq!(copied(None), None);
     }
 }

@@ -243,6 +243,11 @@ trait End {
     /// Says what only this kind of end knows.
     fn tell(&mut self, _: &mut Outcome) {}
 
+    /// Payload bytes that this program has copied so far, beside what the kernel's sockets took and gave; `None` where that is not what was copied.
+    fn copied_bytes(&self) -> Option<u64> {
+        Some(0)
+    }
+
     /// Ends the connection after the last message, which has to arrive.
     fn close(&mut self) -> io::Result<()> {
         self.flush()

@@ -148,6 +148,10 @@ impl End for Quic {
         Ok(())
     }
 
+    fn copied_bytes(&self) -> Option<u64> {
+        None
+    }
+
     fn wait_until(&mut self, time: Instant) {
         let time = tokio::time::Instant::from_std(time);
         self.runtime

@@ -223,6 +223,10 @@ impl End for RealTimeEnd {
         !self.sleeps
     }
 
+    fn copied_bytes(&self) -> Option<u64> {
+        None
+    }
+
     fn wait_until(&mut self, time: Instant) {
         while Instant::now() < time {
             self.endpoint.poll();

@@ -107,6 +107,10 @@ impl Tcp {
 }
 
 impl End for Tcp {
+    fn copied_bytes(&self) -> Option<u64> {
+        self.sends.is_none().then_some(0)
+    }
+
     fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
         let turn = self.turn();
         if !self.buffers[turn].is_empty() && self.buffers[turn].len() + len > self.buffers[turn].capacity() {

@@ -1,9 +1,10 @@
-//! The short list against its baseline: what `cargo xtask ci` asks of each change.
+//! A run against an earlier one, and the short list against its baseline: what `cargo xtask ci` asks of each change.
 
 use anyhow::{Result, ensure};
 
 use super::{
-    BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, parts, short_rows, table,
+    AGREE, BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, parts, short_rows,
+    table,
 };
 use crate::bench::frozen;
 use crate::vm::qemu::Clock;
@@ -86,6 +87,42 @@ fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
         worse.is_empty(),
         "worse than before: {}; find out why, or make a new baseline in a commit that says why (cargo xtask bench card --short --rounds 1 --json {BASELINE})",
         worse.join(", ")
+    );
+    Ok(())
+}
+
+/// Says by how much two runs differ, row by row; an error where one does by more than it may, or has no figure. Rows whose rounds differ count like
+/// all others: to leave them out would have two runs agree that do not.
+pub(super) fn compare(now: &[Measured], earlier: &[Measured]) -> Result<()> {
+    let mut differing = Vec::new();
+    let mut compared = 0;
+    for one in now {
+        let Some(other) = earlier.iter().find(|other| other.row == one.row) else {
+            continue;
+        };
+        compared += 1;
+        let (Some(figure), Some(before)) = (one.median(), other.median()) else {
+            println!("  no figure  {}", one.row.name());
+            differing.push(one.row.name());
+            continue;
+        };
+        let change = figure / before - 1.0;
+        println!("  {:+.2} %  {}", change * 100.0, one.row.name());
+        if change.abs() > AGREE {
+            differing.push(one.row.name());
+        }
+    }
+    ensure!(compared > 0, "no row is in both runs");
+    ensure!(
+        differing.is_empty(),
+        "{} of {compared} rows differ by more than {} %: {}",
+        differing.len(),
+        AGREE * 100.0,
+        differing.join(", ")
+    );
+    println!(
+        "{compared} rows agree with the earlier run within {} %",
+        AGREE * 100.0
     );
     Ok(())
 }

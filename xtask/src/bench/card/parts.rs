@@ -109,11 +109,7 @@ pub(super) fn table(measured: &[Measured]) -> Table {
         let [programs, kernel, driver, idle] =
             [parts.programs, parts.kernel, parts.driver, parts.idle.max(0.0)]
                 .map(|part| format!("{part:.0}"));
-        let bytes = match one.row.what {
-            What::Stream | What::Sessions => one.row.size,
-            What::RoundTrips | What::Beside => 2 * one.row.size,
-        };
-        let byte = format!("{:.2}", parts.executed() / bytes as f64);
+        let byte = format!("{:.2}", parts.executed() / one.row.bytes());
         table.row([one.row.name(), programs, kernel, driver, idle, byte]);
     }
     table

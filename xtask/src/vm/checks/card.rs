@@ -40,6 +40,15 @@ const DOORBELLS_OF_IGB: [&str; 4] = [
     "igb_alloc_rx_buffers_zc",
 ];
 const DOORBELLS_OF_VIRTIO: [&str; 2] = ["vp_notify", "vp_notify_with_data"];
+/// Functions by which the kernel copies, and where their length in bytes is: AF_XDP's in copy mode, to and fro; what takes bytes out of packets. Of sockets
+/// it is what they return: the function that copies there is of lib/, which has no probes (`CONFIG_KPROBE_EVENTS_ON_NOTRACE`).
+const COPIES: [&str; 5] = [
+    "__xsk_rcv:3",
+    "skb_store_bits:4",
+    "skb_copy_bits:4",
+    "inet_sendmsg()",
+    "inet_recvmsg()",
+];
 /// For igb's `ethtool -C IF rx-usecs` and `tx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the length of
 /// packets, to 0.8 ms here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. In zero-copy mode packets leave by the
 /// interrupt of the transmit queue, so that `tx-usecs` is a packet's delay. Without any (0) each packet has an interrupt, and kernel UDP's receiver
@@ -56,6 +65,8 @@ enum Counted {
     Wakeup,
     /// A write to a card that tells it of descriptors.
     Doorbell,
+    /// A copy of packets or payload.
+    Copy,
 }
 
 /// What is measured.
@@ -122,7 +133,7 @@ pub struct Row {
     pub shared: bool,
     /// Whether taps of the host join the cards, on which virtio-net has two queues.
     pub taps: bool,
-    /// Whether system calls, wake-ups and doorbells are counted, in a round that does not count otherwise.
+    /// Whether system calls, wake-ups, doorbells and copies are counted, in a round that does not count otherwise.
     pub calls: bool,
 }
 
@@ -149,6 +160,14 @@ impl Row {
     /// Whether the card has the offloads that its driver gives it; else several packets never pass the stack as one.
     pub fn has_offloads(&self) -> bool {
         self.system.ends_with("-offloads")
+    }
+
+    /// Payload of a message, or of both of a round trip.
+    pub fn bytes(&self) -> f64 {
+        match self.what {
+            What::Stream | What::Sessions => self.size as f64,
+            What::RoundTrips | What::Beside => 2.0 * self.size as f64,
+        }
     }
 
     /// It has failed after so many seconds, of the guest's clock and of the host's.
@@ -253,9 +272,9 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
     ))?;
     let after = counts(bed)?;
     mark::pass::<{ mark::DONE }>();
-    let counted = match row.calls {
+    let (counted, uncopied) = match row.calls {
         true => count(&bench, &line, row.device)?,
-        false => Value::Null,
+        false => (Value::Null, None),
     };
     bench.stop()?;
     Ok(json!({
@@ -268,11 +287,12 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
         "interrupts": after.zip(before).map(|(after, before)| [after[0] - before[0], after[1] - before[1]]),
         "counted": counted["rows"][0]["rounds"][0],
         "uncounted": counted["failures"][0]["why"],
+        "copies_uncounted": uncopied,
     }))
 }
 
-/// The report of a round in which system calls, wake-ups and doorbells are counted.
-fn count(bench: &LmBench<'_>, line: &str, device: Device) -> Result<Value> {
+/// The report of a round in which system calls, wake-ups, doorbells and copies are counted, and why the last are not.
+fn count(bench: &LmBench<'_>, line: &str, device: Device) -> Result<(Value, Option<String>)> {
     let calls = std::fs::read_to_string(SYSTEM_CALLS).context("no tracepoint of system calls")?;
     let doorbells = match device {
         Device::Igb => &DOORBELLS_OF_IGB[..],
@@ -288,6 +308,7 @@ fn count(bench: &LmBench<'_>, line: &str, device: Device) -> Result<Value> {
     let functions = [
         of_kind(&WAKEUPS, Counted::Wakeup),
         of_kind(doorbells, Counted::Doorbell),
+        of_kind(&COPIES, Counted::Copy),
     ]
     .concat();
     let probes = Probes::set(&functions)?;
@@ -295,13 +316,24 @@ fn count(bench: &LmBench<'_>, line: &str, device: Device) -> Result<Value> {
         "{line} --warm-up {COUNTED_WARM_UP} --seconds {COUNTED_SECONDS} --count-system-calls {}",
         calls.trim()
     );
-    for (option, kind) in [("wakeups", Counted::Wakeup), ("doorbells", Counted::Doorbell)] {
+    // Some of them would be a figure as well, and a wrong one.
+    let uncopied = missing(&probes.not_counted);
+    let copies = uncopied.is_none().then_some(("copies", Counted::Copy));
+    let kinds = [("wakeups", Counted::Wakeup), ("doorbells", Counted::Doorbell)];
+    for (option, kind) in kinds.into_iter().chain(copies) {
         let numbers = probes.numbers(kind)?;
         if !numbers.is_empty() {
             line.push_str(&format!(" --count-{option} {numbers}"));
         }
     }
-    Ok(bench.run(&line)?.1)
+    Ok((bench.run(&line)?.1, uncopied))
+}
+
+/// Which of the functions that copy this kernel lets nobody count.
+fn missing(not_counted: &[&str]) -> Option<String> {
+    let missing = COPIES.iter().filter(|one| not_counted.contains(one));
+    let names: Vec<&str> = missing.copied().collect();
+    (!names.is_empty()).then(|| format!("no probe of {}", names.join(", ")))
 }
 
 /// `lm-bench serve` on the right host of a bed, and its commands on the left one.
@@ -429,6 +461,13 @@ mod tests {
         };
         assert_eq!(udp.name(), "virtio-net taps udp-gso-offloads round trips 7168");
         assert!(udp.has_offloads());
+    }
+
+    #[test]
+    fn a_copy_that_nobody_counts_is_named() {
+        assert_eq!(missing(&["vp_notify"]), None);
+        let why = missing(&["vp_notify", "skb_copy_bits:4", "__xsk_rcv:3"]);
+        assert_eq!(why.as_deref(), Some("no probe of __xsk_rcv:3, skb_copy_bits:4"));
     }
 
     #[test]

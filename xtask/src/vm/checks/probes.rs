@@ -19,7 +19,7 @@ pub(super) struct Probes<T> {
 
 impl<T: Copy + PartialEq> Probes<T> {
     /// Puts a probe at each of these functions, each of a kind. One whose name ends with `()` is counted when it returns, with what it returns in
-    /// the field `returned`.
+    /// the field `len`, and one whose name ends with `:4` has its fourth argument there.
     ///
     /// # Errors
     /// When tracefs refuses them.
@@ -37,13 +37,14 @@ impl<T: Copy + PartialEq> Probes<T> {
         };
         for &(function, kind) in functions {
             let before = probes.events.len();
-            let returns = function.strip_suffix("()");
-            for symbol in symbols(&list, returns.unwrap_or(function)) {
+            let symbols = match function.split_once(':') {
+                // A compiler's variant of it may have other arguments.
+                Some((name, _)) => vec![name.to_owned()],
+                None => symbols(&list, function.trim_end_matches("()")),
+            };
+            for symbol in symbols {
                 let event = format!("f{}", probes.events.len());
-                let probe = match returns {
-                    Some(_) => format!("r:{GROUP}/{event} {symbol} returned=$retval:s32"),
-                    None => format!("p:{GROUP}/{event} {symbol}"),
-                };
+                let probe = probe(&event, function, &symbol);
                 // A symbol that is there twice cannot be named; then the function counts as missing.
                 if append("kprobe_events", &probe).is_ok() {
                     probes.events.push((event, function, kind));
@@ -77,11 +78,7 @@ impl<T: Copy + PartialEq> Probes<T> {
         let number = |(event, function, _): &(String, &str, T)| {
             let path = format!("{TRACING}/events/{GROUP}/{event}/id");
             let number = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-            let filter = if function.ends_with("()") {
-                ":returned>0"
-            } else {
-                ""
-            };
+            let filter = if function.ends_with("()") { ":len>0" } else { "" };
             anyhow::Ok(format!("{}{filter}", number.trim()))
         };
         Ok(of_kind.map(number).collect::<Result<Vec<_>>>()?.join(","))
@@ -103,6 +100,16 @@ fn append(file: &str, line: &str) -> std::io::Result<()> {
         .append(true)
         .open(Path::new(TRACING).join(file))?;
     file.write_all(format!("{line}\n").as_bytes())
+}
+
+/// A line for `kprobe_events`.
+fn probe(event: &str, function: &str, symbol: &str) -> String {
+    let (kind, field) = match function.split_once(':') {
+        Some((_, argument)) => ('p', format!(" len=$arg{argument}:s32")),
+        None if function.ends_with("()") => ('r', " len=$retval:s32".to_owned()),
+        None => ('p', String::new()),
+    };
+    format!("{kind}:{GROUP}/{event} {symbol}{field}")
 }
 
 /// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`), `MODULE:NAME`.
@@ -135,5 +142,22 @@ mod tests {
             ["virtio_net:xsk_construct_skb"]
         );
         assert!(symbols(list, "xsk_copy_xdp").is_empty());
+    }
+
+    #[test]
+    fn a_probe_has_the_field_that_is_asked_for() {
+        let line = |function, symbol| probe("f7", function, symbol);
+        assert_eq!(
+            line("skb_store_bits:4", "skb_store_bits"),
+            "p:lm_calls/f7 skb_store_bits len=$arg4:s32"
+        );
+        assert_eq!(
+            line("__xsk_rcv", "__xsk_rcv.isra.0"),
+            "p:lm_calls/f7 __xsk_rcv.isra.0"
+        );
+        assert_eq!(
+            line("igb_xmit_zc()", "igb:igb_xmit_zc"),
+            "r:lm_calls/f7 igb:igb_xmit_zc len=$retval:s32"
+        );
     }
 }
