@@ -74,7 +74,7 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
             console: arguments.console.clone(),
             ..vm::Choice::default()
         };
-        return unless_lacking(vm::run(&choice.into()));
+        return unless_lacking(vm::run(&choice.into()), is_ci());
     }
     if arguments.update_names {
         return test_programs::update();
@@ -157,9 +157,9 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
 }
 
 /// What came of a run of the virtual machine. That its packages cannot be had is told, and an error in CI alone.
-fn unless_lacking(result: Result<()>) -> Result<()> {
+fn unless_lacking(result: Result<()>, is_ci: bool) -> Result<()> {
     match result.as_ref().err().and_then(vm::skip_reason) {
-        Some(reason) if is_ci() => {
+        Some(reason) if is_ci => {
             bail!("the checks on emulated network cards were skipped, which CI=true does not allow: {reason}")
         }
         Some(reason) => {
@@ -252,7 +252,10 @@ pub fn ci() -> Result<()> {
                     purpose,
                     ..vm::Choice::default()
                 };
-                unless_lacking(vm::run(&vm::Arguments::from(choice).with_devices(devices)))
+                unless_lacking(
+                    vm::run(&vm::Arguments::from(choice).with_devices(devices)),
+                    is_ci(),
+                )
             };
             std::thread::scope(|scope| {
                 let one = scope.spawn(|| machine(&[Device::Igb, Device::Veth], Purpose::ShortTest));
@@ -265,7 +268,7 @@ pub fn ci() -> Result<()> {
     let cards: Step = (
         "cards",
         "correct what is worse: `cargo xtask bench card --short`",
-        || unless_lacking(bench::check_cards()),
+        || unless_lacking(bench::check_cards(), is_ci()),
     );
     let beside: [Step; 4] = [
         ("clippy", "correct what it names", || {
@@ -317,4 +320,25 @@ pub fn ci() -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::unavailable::Unavailable;
+
+    #[test]
+    fn what_the_machine_lacks_is_a_failure_in_ci_and_what_fails_is_one_everywhere() {
+        let lacking = || Err(Unavailable::command("apt-get").into());
+        unless_lacking(lacking(), false).unwrap();
+        let error = unless_lacking(lacking(), true).unwrap_err().to_string();
+        assert!(
+            error.contains("were skipped") && error.contains("`apt-get` is missing"),
+            "{error}"
+        );
+        for is_ci in [false, true] {
+            assert!(unless_lacking(Err(anyhow::anyhow!("a row is worse")), is_ci).is_err());
+            unless_lacking(Ok(()), is_ci).unwrap();
+        }
+    }
 }

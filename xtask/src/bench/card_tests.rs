@@ -161,6 +161,38 @@ fn a_boot_has_cards_of_one_kind_and_an_end() {
 }
 
 #[test]
+fn real_time_is_the_same_rows_by_the_hosts_clock() {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+    let parse = |line: &str| {
+        let words = std::iter::once("card").chain(line.split_whitespace());
+        <Line as clap::Parser>::try_parse_from(words).map(|line| line.arguments)
+    };
+    let (counted, real) = (parse("").unwrap(), parse("--real-time").unwrap());
+    assert_eq!(rows(&counted, &[]), rows(&real, &[]));
+    assert_eq!(
+        [&counted, &real].map(|arguments| choice(arguments).clock),
+        [Clock::Instructions, Clock::Real]
+    );
+    // All that is to be measured, of each kind of card.
+    for device in Device::ALL {
+        for what in [What::Stream, What::RoundTrips, What::Beside, What::Sessions] {
+            for system in ["lm", "lm-no-integrity"] {
+                let is_it = |row: &Row| (row.device, row.what, &*row.system) == (device, what, system);
+                assert!(
+                    rows(&counted, &[]).iter().any(is_it),
+                    "{device:?} {what:?} {system}"
+                );
+            }
+        }
+    }
+    assert!(parse("--short --size 64").is_err(), "the list is as it is");
+}
+
+#[test]
 fn only_what_a_system_can_do_is_asked_of_it() {
     assert!(!measures("bare", What::RoundTrips, 7168) && measures("lm", What::RoundTrips, 1 << 20));
     assert!(

@@ -414,6 +414,33 @@ mod tests {
     }
 
     #[test]
+    fn an_old_qemu_is_refused_and_plugins_are_left_out_where_they_are_not_taken() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (folder, _folder) =
+            crate::bed::leftovers::temporary_folder(&std::env::temp_dir(), "qemu").unwrap();
+        let of = |version: &str, takes_plugins: bool| {
+            let path = folder.join(format!("qemu-{version}-{takes_plugins}"));
+            let refuses = if takes_plugins {
+                ""
+            } else {
+                "[ \"$1\" = -plugin ] && exit 1\n"
+            };
+            let text = format!("#!/bin/sh\n{refuses}echo 'QEMU emulator version {version}'\n");
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+            Qemu::at(&path)
+        };
+        let error = of("8.1.5", true).unwrap_err().to_string();
+        assert!(
+            error.contains("QEMU 8.1.5 is too old") && error.contains("--qemu FILE"),
+            "{error}"
+        );
+        let takes = [("9.0.4", true), ("9.1.0", false), ("9.1.0", true)];
+        let has = takes.map(|(version, takes)| of(version, takes).unwrap().has_plugins);
+        assert_eq!(has, [false, false, true]);
+    }
+
+    #[test]
     fn the_release_is_read_from_a_kernel_image() {
         let mut image = vec![0; 0x1000];
         image[0x202..0x206].copy_from_slice(b"HdrS");

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 
 use super::{
-    AGREE, BASELINE, Machine, Measured, USECS, What, earlier, measure, other_machine, parts, short_rows,
-    table,
+    AGREE, BASELINE, Kept, Machine, Measured, USECS, What, earlier, measure, other_machine, parts,
+    short_rows, table,
 };
 use crate::bench::frozen;
 use crate::vm::qemu::Clock;
@@ -32,7 +32,7 @@ pub(crate) fn check() -> Result<()> {
     let (now, machines) = measure(rows.clone(), &choice(Build::Counted), &[])?;
     print!("{}\n{}", table(&now), parts::table(&now));
     parts::are_the_whole(&now)?;
-    if baseline.rustc == machine::rustc() && is_same(&machines, &baseline.boots) {
+    if is_of(&baseline, machine::rustc(), &machines) {
         return not_worse(&now, &baseline.rows);
     }
     println!(
@@ -52,8 +52,8 @@ pub(crate) fn check() -> Result<()> {
     not_worse(&now, &before)
 }
 
-/// Whether instructions take as long in both: QEMU, kernel and cards. The guest's files are what is to be judged.
-fn is_same(now: &[Machine], before: &[Machine]) -> bool {
+/// Whether a baseline's programs are this compiler's, and instructions took as long: QEMU, kernel and cards. The guest's files are what is to be judged.
+fn is_of(baseline: &Kept, rustc: Option<String>, now: &[Machine]) -> bool {
     let parts = |machine: &Machine| {
         (
             machine.device,
@@ -61,7 +61,7 @@ fn is_same(now: &[Machine], before: &[Machine]) -> bool {
             machine.kernel_sha256.clone(),
         )
     };
-    now.iter().map(parts).eq(before.iter().map(parts))
+    baseline.rustc == rustc && now.iter().map(parts).eq(baseline.boots.iter().map(parts))
 }
 
 fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
@@ -130,6 +130,7 @@ pub(super) fn compare(now: &[Measured], earlier: &[Measured]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::devices::Device;
 
     #[test]
     fn a_row_that_is_worse_or_missing_is_named() {
@@ -158,6 +159,34 @@ mod tests {
         let mut dead = stream(1.0);
         dead.rounds.clear();
         assert!(not_worse(&[dead], &[stream(1.0)]).is_err());
+    }
+
+    /// Elsewhere the parent commit is.
+    #[test]
+    fn a_baseline_is_one_where_compiler_kernel_and_qemu_are_the_same() {
+        let baseline = earlier(&workspace::root().join(BASELINE)).unwrap();
+        let is_of = |rustc: Option<&str>, change: fn(&mut Machine)| {
+            let mut now = baseline.boots.clone();
+            now.iter_mut().for_each(change);
+            super::is_of(&baseline, rustc.map(str::to_owned), &now)
+        };
+        let is_named = |one: &Machine| {
+            !one.qemu.is_empty()
+                && [&one.kernel_sha256, &one.initramfs_sha256].map(|sum| sum.len()) == [64; 2]
+        };
+        assert!(baseline.boots.iter().all(is_named), "{:?}", baseline.boots);
+        let rustc = baseline.rustc.as_deref();
+        assert!(rustc.is_some() && is_of(rustc, |_| {}));
+        assert!(is_of(rustc, |now| now.initramfs_sha256.clear()), "this is judged");
+        for change in [
+            |now: &mut Machine| now.qemu.push('1'),
+            |now: &mut Machine| now.kernel_sha256.push('1'),
+            |now: &mut Machine| now.device = Device::Veth,
+        ] {
+            assert!(!is_of(rustc, change));
+        }
+        assert!(!is_of(Some("1.0.0"), |_| {}) && !is_of(None, |_| {}));
+        assert!(!super::is_of(&baseline, baseline.rustc.clone(), &[]));
     }
 
     /// It is of the list that is measured.

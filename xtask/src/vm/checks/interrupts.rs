@@ -29,8 +29,8 @@ const POLLING: Setting = ("polling", 0, &["lm", "udp-spinning"]);
 /// Round trips of 64 bytes, and messages of a stream.
 const SIZES: [(&str, u64); 2] = [("latency", 64), ("throughput", 65_536)];
 
-/// Both settings, a few round trips and a short stream each: the cards take the setting, every program runs to its end, and what the
-/// reports say of the link is what the driver has.
+/// Both settings, a few round trips and a short stream each: the cards take the setting and keep it, every program runs to its end, and what
+/// the reports say of the link is what the driver has.
 pub(super) fn check(_plan: &Plan, device: Device) -> Result<Value> {
     require_zero_copy(device)?;
     let bed = hosts(device, false)?;
@@ -61,6 +61,13 @@ fn measure(bed: &Bed) -> Result<Value> {
                 "the link of {name} is {link}"
             );
             reports.insert(format!("{name}-{command}"), report);
+        }
+        for host in [bed.left(), bed.right()] {
+            let now = shown_usecs(&shown(host, INTERFACE)?, "rx-usecs");
+            ensure!(
+                now == Some(rx_usecs),
+                "somebody set rx-usecs {rx_usecs}, and LM left {now:?}"
+            );
         }
     }
     bench.stop()?;
@@ -99,17 +106,20 @@ pub(super) fn set_usecs(host: &Host, interface: &str, which: &str, usecs: u32) -
     let set = Launch::new("ethtool").args(["-C", interface, which, &usecs.to_string()]);
     // It calls it an error when nothing changes.
     let set = host.spawn(set)?.outcome()?;
-    let shown = host
-        .spawn(Launch::new("ethtool").args(["-c", interface]))?
-        .finish()?;
+    let shown = shown(host, interface)?;
     ensure!(
-        shown_usecs(&shown.stdout, which) == Some(usecs),
-        "{} would not have {which} {usecs}: {}{}",
+        shown_usecs(&shown, which) == Some(usecs),
+        "{} would not have {which} {usecs}: {}{shown}",
         host.name(),
         set.stderr,
-        shown.stdout
     );
     Ok(())
+}
+
+/// What `ethtool -c` says.
+fn shown(host: &Host, interface: &str) -> Result<String> {
+    let shown = Launch::new("ethtool").args(["-c", interface]);
+    Ok(host.spawn(shown)?.finish()?.stdout)
 }
 
 /// `rx-usecs` or `tx-usecs` in what `ethtool -c` says.
