@@ -249,4 +249,12 @@ mod tests {
         assert!(Napi::shared_by(1, 99).is_err(), "no such queue");
         assert!(Napi::shared_by(i32::MAX as u32, 0).is_err(), "no such device");
     }
+
+    /// As a kernel before 6.8 answers to `queue-get`, and one before 6.14 to `napi-set`.
+    #[test]
+    fn a_command_that_the_kernel_has_not_is_an_error() {
+        let mut family = Napi::new(0).expect("Linux 6.7");
+        let error = family.ask(200, &[], 0).expect_err("no such command");
+        assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
 }
