@@ -298,7 +298,7 @@ impl KernelNic {
             Authority::Daemon(steward) => steward.open_channel(&xsk_config, self.multi_buffer, role)?,
         };
         let poller = match spec.role != Role::SendOnly && self.poll_queues && !self.is_generic() {
-            true => QueuePoller::new(*self.side.udp.local().ip()).ok(),
+            true => QueuePoller::new(*self.side.udp.local().ip()),
             false => None,
         };
         if xsk.zero_copy() {

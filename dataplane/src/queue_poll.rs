@@ -52,7 +52,16 @@ struct Instance {
 }
 
 impl QueuePoller {
-    pub(crate) fn new(local: Ipv4Addr) -> io::Result<QueuePoller> {
+    /// `None`, which is told, where a socket may not poll: an unprivileged program's, or on a kernel before 5.11.
+    pub(crate) fn new(local: Ipv4Addr) -> Option<QueuePoller> {
+        QueuePoller::open(local)
+            .inspect_err(|error| {
+                tracing::debug!("the kernel runs the landing queue's NAPI instance: {error}")
+            })
+            .ok()
+    }
+
+    fn open(local: Ipv4Addr) -> io::Result<QueuePoller> {
         let socket = UdpSocket::bind(SocketAddrV4::new(local, 0))?;
         socket.set_nonblocking(true)?;
         prefer_busy_polling(&socket, BUDGET)?;
@@ -221,6 +230,30 @@ fn set_option(socket: &impl AsFd, option: libc::c_int, value: libc::c_int) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Its instance has gone, and a kernel before 6.14 refuses as well.
+    #[test]
+    fn an_instance_that_cannot_be_kept_is_left_alone() {
+        let napi = Napi::new(u32::MAX).expect("Linux 6.7");
+        let instance = Instance {
+            keep: napi.setting(KEPT),
+            leave: napi.setting(Deferral::default()),
+            napi,
+        };
+        let mut poller = QueuePoller {
+            socket: UdpSocket::bind("127.0.0.1:0").unwrap(),
+            ready: true,
+            instance: Some(Ok(instance)),
+            kept: false,
+        };
+        for _ in 0..2 {
+            assert!(!poller.keep(true));
+            assert!(matches!(poller.instance, Some(Err(_))), "it is not asked again");
+        }
+        // What cannot be looked for is not kept either.
+        poller.instance = None;
+        assert!(!poller.keep(true) && matches!(poller.instance, Some(Err(_))));
+    }
 
     /// A kernel before 6.8 has no such question; its answer is an error as well.
     #[test]

@@ -111,6 +111,22 @@ fn transfer_of_fragments() {
     assert_eq!(receiver.user_copied_bytes, 0);
 }
 
+/// As many as are handed over between two rounds.
+#[test]
+fn small_messages_share_doorbells() {
+    let (mut world, peer) = world(Integrity::None, 1 << 20);
+    let payload = noise(7, SMALL_LEN);
+    world.pass();
+    let before = world.ends[0].counters();
+    for number in 0..40 {
+        world.ends[0].try_send_copy(peer, &payload, number).expect("room");
+    }
+    world.ends[0].poll();
+    let now = world.ends[0].counters();
+    assert!(now.packets_sent >= before.packets_sent + 40, "{now:?}");
+    assert!(now.wakeups <= before.wakeups + 3, "{now:?}");
+}
+
 #[test]
 fn exchange_of_messages() {
     let (messages, integrity) = environment();
