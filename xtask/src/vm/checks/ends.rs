@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::pair::{Pair, steering_notes};
+use super::pair::{Pair, await_link, steering_notes};
 use super::spoil;
 use super::transfer::{Source, send_file};
 use crate::bed::{Host, INTERFACE, Launch, Program, until};
@@ -77,13 +77,19 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
     Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
 }
 
-/// Starts a sender of a message of 5800 packets, and kills it after 2000.
+/// Starts a sender whose message takes three seconds, and kills it after one of them.
 fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     let sender = pair
         .sending(&format!("lm-send --json --rate 20M --message-size {MESSAGE}"))
         .arg(&source.file);
     let mut sender = pair.start_sender(sender)?;
-    await_stream(pair, &mut sender)?;
+    until("the sender begins", Duration::from_secs(10), || {
+        Ok(pair.bed.left().has_xdp_program()? || sender.has_ended()?)
+    })?;
+    // Its gate made the card begin anew.
+    await_link(&pair.bed)?;
+    // The middle of it is what this is about.
+    std::thread::sleep(Duration::from_secs(1));
     kill(sender)
 }
 
