@@ -215,8 +215,9 @@ static void receive_same(lm_rt *socket, const char *sent, size_t len, uint32_t n
     struct pollfd readable = {lm_rt_fd(socket), POLLIN, 0};
     CHECK(readable.fd >= 0 && poll(&readable, 1, 5000) == 1);
     if (len > 8) {
+        uint64_t limit_ns = now_ns() + 5000000000;
         while (rt_recvfrom(socket, came, 8, 0, &info) == -1 && errno == EAGAIN)
-            ;
+            CHECK(now_ns() < limit_ns);
         CHECK(errno == EMSGSIZE && info.len == len);
     }
     CHECK(rt_recvfrom(socket, came, sizeof came, 1000000000, &info) == (ssize_t)len);
