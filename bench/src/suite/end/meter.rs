@@ -383,6 +383,15 @@ mod tests {
 
     use super::*;
 
+    /// Its number; `None`, which is said: it is not in this kernel.
+    fn tracepoint(name: &str) -> Option<u64> {
+        let id = std::fs::read_to_string(format!("/sys/kernel/tracing/events/{name}/id"));
+        if id.is_err() {
+            println!("NOT IN THIS KERNEL: the tracepoint {name}");
+        }
+        id.ok()?.trim().parse().ok()
+    }
+
     #[test]
     fn busy_is_everything_but_nice_and_idle() {
         assert_eq!(
@@ -410,14 +419,12 @@ mod tests {
 
     #[test]
     fn system_calls_are_counted_one_by_one() {
-        let id = std::fs::read_to_string("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id");
-        let Ok(id) = id else {
-            println!("NOT IN THIS KERNEL: the tracepoint of system calls");
+        let Some(id) = tracepoint("raw_syscalls/sys_enter") else {
             return;
         };
         let mut meter = Meter::new(Metered {
             counted: Counted {
-                system_calls: Some(id.trim().parse().unwrap()),
+                system_calls: Some(id),
                 ..Counted::default()
             },
             ..Metered::default()
@@ -434,12 +441,10 @@ mod tests {
 
     #[test]
     fn passes_of_several_tracepoints_add_up_in_the_thread_and_on_its_core() {
-        let id = std::fs::read_to_string("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id");
-        let Ok(id) = id else {
-            println!("NOT IN THIS KERNEL: the tracepoint of system calls");
+        let Some(id) = tracepoint("raw_syscalls/sys_enter") else {
             return;
         };
-        let id: u64 = id.trim().parse().unwrap();
+        let id: u64 = id;
         let counted = Counted {
             wakeups: vec![id, id],
             doorbells: vec![(id, None), (id, Some("id<0".to_owned()))],
@@ -472,22 +477,17 @@ mod tests {
     /// By a tracepoint of the kernel's own that has the field: it is passed when TCP's payload is copied to a program.
     #[test]
     fn lengths_of_copies_add_up_with_the_programs_own() {
-        let id = std::fs::read_to_string("/sys/kernel/tracing/events/skb/skb_copy_datagram_iovec/id");
-        let Ok(id) = id else {
-            println!("NOT IN THIS KERNEL: the tracepoint of copies");
+        let Some(id) = tracepoint("skb/skb_copy_datagram_iovec") else {
             return;
         };
         let mut own = rustix::thread::CpuSet::new();
         own.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &own).unwrap();
         let counted = Counted {
-            copies: vec![
-                (id.trim().parse().unwrap(), None),
-                (id.trim().parse().unwrap(), Some("len<0".to_owned())),
-            ],
+            copies: vec![(id, None), (id, Some("len<0".to_owned()))],
             ..Counted::default()
         };
-        let words = format!(" --count-copies {0},{0}:len<0", id.trim());
+        let words = format!(" --count-copies {id},{id}:len<0");
         assert_eq!(counted.words(), words);
         let mut meter = Meter::new(Metered {
             counted,
