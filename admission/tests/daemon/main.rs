@@ -5,6 +5,7 @@ mod forging;
 mod program;
 
 mod granting;
+mod handed;
 mod neighbours;
 mod restarting;
 mod smoothing;

@@ -1,0 +1,216 @@
+//! Descriptors that the daemon hands out, and those that are handed to it: whatever a program does to them, the next program of another
+//! user has the queue in full working order.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::ipc::*;
+use lm_dataplane::{
+    Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, SharedSmoother,
+};
+use nix::libc;
+use xtask::bed::{INTERFACE, Side};
+
+use crate::bed::{Daemon, Hosts, PATIENCE, wait_until};
+use crate::program::{Client, as_user};
+
+/// Of the program that spoils what it gets, and of the next one.
+const SPOILER: u32 = 2001;
+const NEXT: u32 = 2002;
+const USERS: [&str; 6] = [
+    "--allow-uid",
+    "2001",
+    "--allow-uid",
+    "2002",
+    "--link-rate",
+    "100M",
+];
+
+fn bpf(command: libc::c_long, words: [u64; 7]) -> Result<(), i32> {
+    // SAFETY: the attribute is as long as said; what it points to is live, and as long as any map's value here.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(&words)) };
+    (done >= 0).then_some(()).ok_or(nix::errno::Errno::last_raw())
+}
+
+fn freeze(map: BorrowedFd<'_>) -> Result<(), i32> {
+    bpf(22, [map.as_raw_fd() as u64, 0, 0, 0, 0, 0, 0])
+}
+
+/// What a program got: sockets, logs, credits, and the UDP socket that it handed in.
+struct Got {
+    xsks: Vec<OwnedFd>,
+    maps: Vec<OwnedFd>,
+    udp: OwnedFd,
+}
+
+/// A program gets all that the daemon hands out; its connections.
+fn get(hosts: &Hosts) -> (Got, [Client; 2]) {
+    let path = hosts.socket(Side::Left);
+    let mut client = Client::connect_as(&path, SPOILER)
+        .hello()
+        .join(hosts.host(Side::Left), 7168, true);
+    let general = client.joined().general_queue.unwrap();
+    client.open(general, Role::General);
+    client.open(client.landing_queue(), Role::Landing);
+    client.done(Call::Receive(client.offer()));
+    let mut smooth = Client::connect_as(&path, SPOILER).hello();
+    let interface = INTERFACE.to_owned();
+    let (reply, credits) = smooth.call_beside(Call::Smooth { interface }, &[]);
+    assert_eq!(reply, Reply::Smoother);
+    let mut handed = std::mem::take(&mut client.channels).into_iter();
+    let mut got = Got {
+        xsks: Vec::new(),
+        maps: credits,
+        udp: client.udp.take().unwrap().into(),
+    };
+    while let (Some(xsk), Some(log)) = (handed.next(), handed.next()) {
+        got.xsks.push(xsk);
+        got.maps.push(log);
+    }
+    (got, [client, smooth])
+}
+
+/// The next program has the smoother, and a message of many packets lands at it.
+fn is_in_working_order(hosts: &Hosts, daemon: &Daemon, after: &str) {
+    wait_until(&format!("the queues are free after {after}"), || {
+        let queues = daemon.interface().queues;
+        queues.iter().all(|queue| queue.role == "free")
+    });
+    let asked = as_user(NEXT, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE));
+    assert!(asked.is_ok(), "after {after}: {asked:?}");
+    let open = |side: Side, uid: u32, port: u16, landing_len: u64| {
+        let config = EndpointConfig {
+            interface: INTERFACE.to_owned(),
+            port,
+            memory: MemoryConfig {
+                landing_len,
+                ..MemoryConfig::default()
+            },
+            admission: AdmissionConfig {
+                by: Admission::Daemon(hosts.socket(side)),
+                ..AdmissionConfig::default()
+            },
+            ..EndpointConfig::default()
+        };
+        let opened = as_user(uid, || Endpoint::open(&config));
+        opened.unwrap_or_else(|error| panic!("after {after}: {error}"))
+    };
+    let received = hosts.host(Side::Left).enter(|| {
+        let mut receiver = open(Side::Left, NEXT, 7168, 8 << 20);
+        let to = receiver.local();
+        let mut sender = hosts.host(Side::Right).enter(|| {
+            let mut sender = open(Side::Right, 0, 7300, 0);
+            let peer = sender.connect(to, &ConnectOptions::default())?;
+            sender.send_copy(peer, &[7; 100_000], 1)?;
+            Ok(sender)
+        })?;
+        let begun = Instant::now();
+        loop {
+            sender.poll();
+            receiver.wait(Duration::from_millis(1));
+            if let Some(message) = receiver.try_recv()? {
+                return Ok((message.len(), receiver.counters().landing_packets));
+            }
+            assert!(begun.elapsed() < PATIENCE, "nothing comes after {after}");
+        }
+    });
+    let (len, landed) = received.unwrap();
+    assert!(
+        len == 100_000 && landed > 60,
+        "after {after}: {len}, {landed} landed"
+    );
+    wait_until("it has gone", || daemon.status().programs.is_empty());
+}
+
+/// What can be done to the descriptors.
+fn spoil(how: &str, got: &Got, daemon: i32) {
+    let all = || got.xsks.iter().chain(&got.maps).chain([&got.udp]);
+    let key = 0u32;
+    let value = vec![0xffu8; 1 << 20];
+    let at = [&raw const key as u64, value.as_ptr() as u64];
+    match how {
+        "freezing" => got
+            .maps
+            .iter()
+            .for_each(|map| assert_eq!(freeze(map.as_fd()), Err(libc::EBUSY))),
+        // The credits' content is another test's matter.
+        "overwriting" => {
+            for map in &got.maps[1..] {
+                let fd = map.as_raw_fd() as u64;
+                assert_eq!(bpf(2, [fd, at[0], at[1], 0, 0, 0, 0]), Ok(()));
+                let batch = bpf(26, [0, 0, at[0], at[1], 1 | fd << 32, 0, 0]);
+                assert_eq!(batch, Ok(()));
+            }
+        }
+        "deleting" => got.maps.iter().for_each(|map| {
+            let fd = map.as_raw_fd() as u64;
+            bpf(3, [fd, at[0], 0, 0, 0, 0, 0]).unwrap_err();
+            bpf(27, [0, 0, at[0], 0, 1 | fd << 32, 0, 0]).unwrap_err();
+        }),
+        "locking" => all().for_each(|fd| {
+            rustix::fs::flock(fd, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+        }),
+        // Whether they can be set or not.
+        "flags and options" => all().for_each(|fd| {
+            let fd = fd.as_raw_fd();
+            let flags = libc::O_NONBLOCK | libc::O_ASYNC | libc::O_APPEND | libc::O_NOATIME;
+            // SAFETY: numbers, and a buffer that is as long as said.
+            unsafe {
+                libc::fcntl(fd, libc::F_SETOWN, daemon);
+                libc::fcntl(fd, 10, libc::SIGKILL);
+                libc::fcntl(fd, libc::F_SETFL, flags);
+                for (level, option) in [libc::SOL_SOCKET, libc::SOL_XDP, libc::SOL_UDP]
+                    .iter()
+                    .flat_map(|level| (1..100).map(move |option| (*level, option)))
+                {
+                    libc::setsockopt(fd, level, option, [1u64; 8].as_ptr().cast(), 4);
+                    libc::setsockopt(fd, level, option, [1u64; 8].as_ptr().cast(), 32);
+                }
+            }
+        }),
+        "ends and addresses" => all().for_each(|fd| {
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+            let _ = rustix::net::connect_unspec(fd);
+            let _ = rustix::net::bind(fd, &rustix::net::SocketAddrV4::new([127, 0, 0, 1].into(), 7169));
+            let _ = rustix::net::listen(fd, 1);
+            let _ = rustix::fs::ftruncate(fd, 0);
+        }),
+        _ => unreachable!(),
+    }
+}
+
+#[test]
+fn what_is_handed_out_is_the_next_programs_in_working_order() {
+    let Some(hosts) = Hosts::new("handed") else { return };
+    let (left, right) = (hosts.daemon_with(Side::Left, &USERS), hosts.daemon(Side::Right));
+    let mut kept = Vec::new();
+    for how in [
+        "freezing",
+        "overwriting",
+        "deleting",
+        "locking",
+        "flags and options",
+        "ends and addresses",
+    ] {
+        let (got, clients) = get(&hosts);
+        as_user(SPOILER, || spoil(how, &got, left.id() as i32));
+        drop(clients);
+        // A queue is busy as long as its socket is open; maps stay open.
+        kept.extend(got.maps);
+        drop((got.xsks, got.udp));
+        is_in_working_order(&hosts, &left, how);
+    }
+    // Nobody has them mapped once the daemon is dead.
+    let (got, clients) = get(&hosts);
+    left.kill();
+    as_user(SPOILER, || {
+        got.maps
+            .iter()
+            .for_each(|map| assert_eq!(freeze(map.as_fd()), Ok(())));
+    });
+    drop((clients, got.xsks, got.udp));
+    let left = hosts.daemon_with(Side::Left, &USERS);
+    is_in_working_order(&hosts, &left, "a restart");
+    left.stop();
+    right.stop();
+}
