@@ -17,6 +17,7 @@ use lm_protocol::landing::SessionAdmission;
 
 use aya::maps::{Array, HashMap, IterableMap, Map, MapData, MapError, XskMap};
 
+use crate::CreditPage;
 use crate::attach::{self, AttachError, AttachMode, Attached, EffectiveMode, GateConfig};
 use crate::layout::{ChannelRow, LogMap, QUEUES, SESSIONS, STRAY_ROW, SessionRow};
 use crate::log::Log;
@@ -33,6 +34,29 @@ const CHANNELS_LEN: usize = (STRAY_ROW as usize + 1) * size_of::<ChannelRow>();
 const SESSIONS_LEN: usize = (QUEUES * SESSIONS) as usize * size_of::<SessionRow>();
 
 type LogArray = Array<MapData, LogMap>;
+
+/// A channel's log. What programs are handed is mapped for writing here as long as the gate has it: the kernel freezes no such map
+/// (kernel/bpf/syscall.c, `map_freeze`).
+struct ChannelLog {
+    map: LogArray,
+    /// None: frozen while no process had the gate. Its counters are lost.
+    mapping: Option<Log>,
+}
+
+impl ChannelLog {
+    fn create() -> Result<ChannelLog, GateError> {
+        let mut log = ChannelLog {
+            map: LogArray::create(1, BPF_F_MMAPABLE)?,
+            mapping: None,
+        };
+        log.mapping = Some(Log::of_map(log.fd())?);
+        Ok(log)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        IterableMap::map(&self.map).fd().as_fd()
+    }
+}
 
 /// Why an operation on an attached gate failed.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +93,9 @@ pub enum GateError {
     /// A port by queue, in a gate that was loaded with one port for all.
     #[error("the gate was loaded for one program, which has one data port")]
     OnePort,
+    /// The log's program froze it.
+    #[error("the program of queue {0} froze its log, and nothing lands there any more: end it")]
+    Frozen(u32),
     /// Somebody waits for the queue already.
     #[error("queue {0} is being waited for: finish that first")]
     Quiescing(u32),
@@ -106,9 +133,9 @@ pub struct Gate {
     xsks: XskMap<MapData>,
     logs_fd: OwnedFd,
     ports: HashMap<MapData, u16, u32>,
-    channel_logs: Vec<Option<LogArray>>,
-    /// Mapped when the first session is opened: mapping one takes longer than all else that a session needs.
-    mapped_logs: Vec<Option<Log>>,
+    channel_logs: Vec<Option<ChannelLog>>,
+    /// What [`Gate::credits`] made or found: mapped for the same reason.
+    credits: Option<(OwnedFd, CreditPage)>,
     /// What logs counted that were replaced.
     retired: Counters,
     mode: EffectiveMode,
@@ -178,7 +205,7 @@ impl Gate {
             logs_fd,
             ports: ports.ok_or_else(|| missing("lm_ports"))?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
-            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            credits: None,
             retired: Counters::default(),
             mode,
             interface,
@@ -329,12 +356,10 @@ impl Gate {
         if self.is_closing(queue, row) {
             self.quiesce(queue)?;
         }
-        if self.mapped_logs[queue as usize].is_none() {
-            self.mapped_logs[queue as usize] = Some(self.log(queue)?);
-        }
-        if let Some(log) = &mut self.mapped_logs[queue as usize] {
-            log.set_message_limit(row, session.first_message.wrapping_sub(1));
-        }
+        let channel = self.channel_logs[queue as usize].as_mut();
+        let log = channel.ok_or(GateError::NoRole(queue))?.mapping.as_mut();
+        let log = log.ok_or(GateError::Frozen(queue))?;
+        log.set_message_limit(row, session.first_message.wrapping_sub(1));
         let (message, index) = session.place_before_first();
         let at = session_offset(queue, row);
         let network_ip = |ip: std::net::Ipv4Addr| u32::from_ne_bytes(ip.octets());
@@ -435,25 +460,22 @@ impl Gate {
     pub fn log_fd(&self, queue: u32) -> Result<BorrowedFd<'_>, GateError> {
         check(queue)?;
         match &self.channel_logs[queue as usize] {
-            Some(log) => Ok(IterableMap::map(log).fd().as_fd()),
+            Some(log) => Ok(log.fd()),
             None => Err(GateError::NoRole(queue)),
         }
     }
 
-    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Maps each log: not for a hot path.
+    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Not for a hot path.
     pub fn counters(&self) -> Result<Counters, GateError> {
         let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
             self.channels
                 .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);
         }
-        for queue in (0..QUEUES).filter(|&queue| self.channel_logs[queue as usize].is_some()) {
-            self.log(queue)?
-                .counters()
-                .iter()
-                .for_each(|(verdict, count)| sum.add(verdict, count));
-        }
-        Ok(sum)
+        let logs = self.channel_logs.iter().flatten();
+        Ok(logs
+            .filter_map(|log| log.mapping.as_ref())
+            .fold(sum, |sum, log| sum.plus(&log.counters())))
     }
 
     /// Packets that the data socket may have received by way of queues *without a role*: 65 loads. For a queue with a role ask

@@ -134,7 +134,9 @@ impl Counters {
     }
 
     pub(crate) fn add(&mut self, verdict: Verdict, count: u64) {
-        self.rows[verdict as usize] += count;
+        let row = &mut self.rows[verdict as usize];
+        // What programs can write may be anything.
+        *row = row.wrapping_add(count);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The smoother of an interface, while programs send real-time messages there: they share its credits, and the kernel's traffic follows it.
 
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lm_cards::{Followed, Follower, Foreign};
@@ -82,7 +82,7 @@ impl Followed for Owner {
 }
 
 impl Smoothing {
-    fn start(attachment: &Attachment, config: &Config) -> Result<Smoothing, String> {
+    fn start(attachment: &mut Attachment, config: &Config) -> Result<Smoothing, String> {
         let name = &attachment.name;
         let Some(link_rate) = config.link_rate else {
             return Err(format!(
@@ -90,8 +90,7 @@ impl Smoothing {
             ));
         };
         let told = |error: &dyn std::fmt::Display| format!("{name}: cannot make the smoother: {error}");
-        let map = attachment.ground.gate.credits().map_err(|error| told(&error))?;
-        let credits = CreditPage::of_map(map.as_fd()).map_err(|error| told(&error))?;
+        let (map, credits) = attachment.ground.gate.credits().map_err(|error| told(&error))?;
         let parameters = Parameters {
             law: config.law,
             loss_tolerance: config.tolerance,

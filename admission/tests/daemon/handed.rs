@@ -12,6 +12,7 @@ use nix::libc;
 use xtask::bed::{INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, wait_until};
+use crate::neighbours::Bpffs;
 use crate::program::{Client, as_user};
 
 /// Of the program that spoils what it gets, and of the next one.
@@ -123,7 +124,7 @@ fn is_in_working_order(hosts: &Hosts, daemon: &Daemon, after: &str) {
 }
 
 /// What can be done to the descriptors.
-fn spoil(how: &str, got: &Got, daemon: i32) {
+fn spoil(how: &str, got: &Got, daemon: i32, folder: &str) {
     let all = || got.xsks.iter().chain(&got.maps).chain([&got.udp]);
     let key = 0u32;
     let value = vec![0xffu8; 1 << 20];
@@ -147,8 +148,14 @@ fn spoil(how: &str, got: &Got, daemon: i32) {
             bpf(3, [fd, at[0], 0, 0, 0, 0, 0]).unwrap_err();
             bpf(27, [0, 0, at[0], 0, 1 | fd << 32, 0, 0]).unwrap_err();
         }),
+        "pinning" => got.maps.iter().enumerate().for_each(|(number, map)| {
+            let path = std::ffi::CString::new(format!("{folder}/{number}")).unwrap();
+            let words = [path.as_ptr() as u64, map.as_raw_fd() as u64, 0, 0, 0, 0, 0];
+            assert_eq!(bpf(6, words), Ok(()));
+        }),
         "locking" => all().for_each(|fd| {
-            rustix::fs::flock(fd, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+            // All maps are one inode for the kernel.
+            let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         }),
         // Whether they can be set or not.
         "flags and options" => all().for_each(|fd| {
@@ -183,17 +190,19 @@ fn spoil(how: &str, got: &Got, daemon: i32) {
 fn what_is_handed_out_is_the_next_programs_in_working_order() {
     let Some(hosts) = Hosts::new("handed") else { return };
     let (left, right) = (hosts.daemon_with(Side::Left, &USERS), hosts.daemon(Side::Right));
+    let bpffs = Bpffs::new(&hosts, SPOILER);
     let mut kept = Vec::new();
     for how in [
         "freezing",
         "overwriting",
         "deleting",
+        "pinning",
         "locking",
         "flags and options",
         "ends and addresses",
     ] {
         let (got, clients) = get(&hosts);
-        as_user(SPOILER, || spoil(how, &got, left.id() as i32));
+        as_user(SPOILER, || spoil(how, &got, left.id() as i32, bpffs.name()));
         drop(clients);
         // A queue is busy as long as its socket is open; maps stay open.
         kept.extend(got.maps);

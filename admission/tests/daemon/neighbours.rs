@@ -232,10 +232,10 @@ fn strangers_do_not_fill_the_log() {
 }
 
 /// A bpffs of the test's own.
-struct Bpffs(PathBuf);
+pub(crate) struct Bpffs(PathBuf);
 
 impl Bpffs {
-    fn new(hosts: &Hosts, user: u32) -> Bpffs {
+    pub(crate) fn new(hosts: &Hosts, user: u32) -> Bpffs {
         let path = hosts.folder.join("bpf");
         std::fs::create_dir(&path).unwrap();
         let options = format!("mode=0700,uid={user},gid={user}");
@@ -247,7 +247,7 @@ impl Bpffs {
         Bpffs(path)
     }
 
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }

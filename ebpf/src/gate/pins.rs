@@ -10,12 +10,14 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, XskMap};
+use aya::maps::{ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, XskMap};
 use lm_protocol::smoother::Credits;
 
-use super::{CHANNELS_LEN, Gate, GateError, LogArray, Progress, SESSIONS_LEN};
+use super::{CHANNELS_LEN, ChannelLog, Gate, GateError, LogArray, Progress, SESSIONS_LEN};
+use crate::CreditPage;
 use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
 use crate::layout::{QUEUES, SESSIONS};
+use crate::log::Log;
 use crate::shared::SharedMemory;
 use crate::sys;
 use crate::verdict::Counters;
@@ -220,7 +222,7 @@ impl Gate {
             logs_fd: logs.try_clone()?,
             ports: HashMap::try_from(map(ports)?).map_err(other)?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
-            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            credits: None,
             retired: Counters::default(),
             mode,
             interface,
@@ -237,28 +239,45 @@ impl Gate {
             let path = log_path(dir, queue);
             if gate.role(queue) != 0 || path.exists() {
                 let data = MapData::from_fd(sys::open_pin(&path)?).map_err(other)?;
-                let log = Map::from_map_data(data).map_err(other)?;
-                gate.channel_logs[queue as usize] = Some(LogArray::try_from(log).map_err(other)?);
+                let map = LogArray::try_from(Map::from_map_data(data).map_err(other)?).map_err(other)?;
+                gate.channel_logs[queue as usize] = Some(ChannelLog {
+                    mapping: Log::of_map(IterableMap::map(&map).fd().as_fd()).ok(),
+                    map,
+                });
                 gate.progress.vacated |= u64::from(gate.role(queue) == 0) << queue;
             }
         }
         Ok(gate)
     }
 
-    /// The map of the interface's credits ([`CreditPage`](crate::CreditPage)): that of the gate's owner before, where it is pinned.
+    /// The map of the interface's credits, and what is in it: those of the gate's owner before, where they are pinned. If those were frozen,
+    /// no program has them mapped, and there are new ones.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub fn credits(&self) -> io::Result<OwnedFd> {
+    /// What bpf(2), mmap(2) and unlink(2) say.
+    pub fn credits(&mut self) -> io::Result<(OwnedFd, CreditPage)> {
+        let known = match self.credits.take() {
+            Some(known) => known,
+            None => self.find_credits()?,
+        };
+        let (map, page) = self.credits.insert(known);
+        Ok((map.try_clone()?, page.clone()))
+    }
+
+    fn find_credits(&self) -> io::Result<(OwnedFd, CreditPage)> {
+        let of = |map: OwnedFd| CreditPage::of_map(map.as_fd()).map(|page| (map, page));
         let pinned = self.pins.as_ref().map(|dir| dir.join(CREDITS));
         if let Some(path) = pinned.as_ref().filter(|path| path.exists()) {
-            return sys::open_pin(path);
+            match sys::open_pin(path).and_then(of) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::remove_file(path)?,
+                found => return found,
+            }
         }
-        let map = sys::create_page(size_of::<Credits>() as u32)?;
+        let new = of(sys::create_page(size_of::<Credits>() as u32)?)?;
         if let Some(path) = &pinned {
-            sys::pin(map.as_fd(), path)?;
+            sys::pin(new.0.as_fd(), path)?;
         }
-        Ok(map)
+        Ok(new)
     }
 
     pub(super) fn pin_log(&self, queue: u32) -> Result<(), GateError> {

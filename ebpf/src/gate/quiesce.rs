@@ -9,9 +9,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use aya::maps::IterableMap;
-
-use super::{BPF_F_MMAPABLE, Gate, GateError, LogArray, channel_offset, check};
+use super::{ChannelLog, Gate, GateError, channel_offset, check};
 use crate::layout::{ChannelRow, QUEUES, SESSIONS};
 use crate::role::Role;
 use crate::sys;
@@ -32,7 +30,7 @@ pub struct Quiesce {
     rows: u64,
     logs: OwnedFd,
     log: OwnedFd,
-    new: Option<LogArray>,
+    new: Option<ChannelLog>,
 }
 
 /// A wait that is over.
@@ -40,7 +38,7 @@ pub struct Quiesce {
 pub struct Quiet {
     queue: u32,
     rows: u64,
-    new: Option<LogArray>,
+    new: Option<ChannelLog>,
 }
 
 impl fmt::Debug for Quiesce {
@@ -91,14 +89,11 @@ impl Gate {
             return Err(GateError::Quiescing(queue));
         }
         let new = match self.needs_log(queue) {
-            true => Some(LogArray::create(1, BPF_F_MMAPABLE)?),
+            true => Some(ChannelLog::create()?),
             false => None,
         };
         let log = new.as_ref().or(self.channel_logs[queue as usize].as_ref());
-        let log = IterableMap::map(log.ok_or(GateError::NoRole(queue))?)
-            .fd()
-            .as_fd()
-            .try_clone_to_owned()?;
+        let log = log.ok_or(GateError::NoRole(queue))?.fd().try_clone_to_owned()?;
         let quiesce = Quiesce {
             queue,
             rows: self.closing[queue as usize],
@@ -126,13 +121,10 @@ impl Gate {
             // Positions of a log begin at 0. Relaxed: the queue has no role, and no CPU is inside the gate with an old one.
             let accepted = channel_offset(queue) + offset_of!(ChannelRow, accepted);
             self.channels.store_u64(accepted, 0, Ordering::Relaxed);
-            if self.channel_logs[queue as usize].is_some() {
-                let old = self.log(queue)?.counters();
-                old.iter()
-                    .for_each(|(verdict, count)| self.retired.add(verdict, count));
+            let old = self.channel_logs[queue as usize].replace(log);
+            if let Some(old) = old.and_then(|old| old.mapping) {
+                self.retired = self.retired.plus(&old.counters());
             }
-            self.channel_logs[queue as usize] = Some(log);
-            self.mapped_logs[queue as usize] = None;
             self.progress.vacated &= !(1 << queue);
             self.pin_log(queue)?;
         }
