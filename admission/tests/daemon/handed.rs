@@ -11,7 +11,7 @@ use lm_dataplane::{
 use nix::libc;
 use xtask::bed::{INTERFACE, Side};
 
-use crate::bed::{Daemon, Hosts, PATIENCE, wait_until};
+use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
 use crate::neighbours::Bpffs;
 use crate::program::{Client, as_user};
 
@@ -222,4 +222,54 @@ fn what_is_handed_out_is_the_next_programs_in_working_order() {
     is_in_working_order(&hosts, &left, "a restart");
     left.stop();
     right.stop();
+}
+
+/// Answers with descriptors that nobody reads are in flight, and count for the daemon's user.
+#[test]
+fn unread_answers_keep_no_other_program_waiting() {
+    let Some(hosts) = Hosts::new("unread") else { return };
+    let mut few = vec!["prlimit".to_owned(), "--nofile=512:512".to_owned()];
+    few.extend(words(hosts.host(Side::Left)));
+    let daemon = hosts.daemon_by(&few, Side::Left, &USERS);
+    let path = hosts.socket(Side::Left);
+    let call = Call::Status;
+    let asks = postcard::to_stdvec(&Asked { number: 9, call }).unwrap();
+    // Each asks and reads nothing; it makes the daemon hang up, and comes again.
+    let mut kept = Vec::new();
+    for round in 0..800 {
+        let mut client = Client::connect_as(&path, SPOILER);
+        if client.is_let_in() {
+            (0..round % 12).for_each(|_| drop(client.try_send_beside(&asks, &[])));
+            client.try_send_beside(&[0xff; 9][..round % 2 * 9], &[]);
+            kept.push(client);
+        }
+    }
+    let mut next = Client::connect_as(&path, NEXT)
+        .hello()
+        .join(hosts.host(Side::Left), 7300, true);
+    next.open(next.landing_queue(), Role::Landing);
+    assert!(kept.len() < 256, "{} connections hold something", kept.len());
+    drop(kept);
+    wait_until("its user is let in again", || {
+        Client::connect_as(&path, SPOILER).is_let_in()
+    });
+
+    // Where others of the daemon's user leave no room, the answer comes when there is some.
+    let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let file = std::fs::File::open(hosts.key()).unwrap();
+    for _ in 0..3 {
+        let beside = [file.as_fd(); 250];
+        let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
+        let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+        ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&beside));
+        let bytes = [std::io::IoSlice::new(&[0])];
+        rustix::net::sendmsg(&one, &bytes, &mut ancillary, rustix::net::SendFlags::empty()).unwrap();
+    }
+    next.send(Call::Status, &[]);
+    assert!(next.hears_nothing(Duration::from_millis(100)));
+    Client::connect_as(&path, NEXT).hello();
+    drop((one, other));
+    let (said, beside) = next.receive().expect("the daemon goes on");
+    assert!(matches!(said, Said::Reply(_, Reply::Status)) && beside.len() == 1);
+    daemon.stop();
 }
