@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use lm_dataplane::ipc::{DESCRIPTORS_MAX, MESSAGE_LEN_MAX, Said};
+use lm_dataplane::socket::unread_len;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -18,8 +19,12 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// Packets that wait for a program, at most.
+/// Packets that wait for a program, at most, and those of them that have descriptors beside them.
 const WAITING_MAX: usize = 512;
+const WAITING_BESIDE_MAX: usize = 1;
+
+/// Any packet counts more for the kernel, in bytes.
+const PACKET_LEN: u32 = 256;
 
 /// Who is at the other end, as the kernel says (`SO_PEERCRED`): when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +100,7 @@ impl Listener {
             uid: peer.uid.as_raw(),
             gid: peer.gid.as_raw(),
         };
-        let waiting = VecDeque::new();
-        Ok(Some((Connection { fd, waiting }, credentials)))
+        Ok(Some((Connection::new(fd), credentials)))
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
@@ -161,17 +165,40 @@ impl std::fmt::Display for Broken {
 pub(crate) struct Connection {
     fd: OwnedFd,
     waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// A packet with descriptors has gone. As long as it is not read they are in flight, and count for the daemon's user.
+    handed: bool,
+    /// As many descriptors are in flight as the daemon's user may have.
+    pub(crate) is_crowded: bool,
 }
 
 impl Connection {
+    fn new(fd: OwnedFd) -> Connection {
+        Connection {
+            fd,
+            waiting: VecDeque::new(),
+            handed: false,
+            is_crowded: false,
+        }
+    }
+
+    /// Whether descriptors may be in flight to the program. Closing the connection would not bring them back.
+    pub(crate) fn holds_descriptors(&self) -> bool {
+        self.handed && unread_len(&self.fd).is_ok_and(|len| len >= PACKET_LEN)
+    }
+
+    /// Says nothing more, and hears nothing.
+    pub(crate) fn hang_up(&self) {
+        // Perhaps it has been so for long.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
     /// The other end, as a program has it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn to(path: &Path) -> Result<Connection, Errno> {
         let flags = SocketFlags::CLOEXEC;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        let waiting = VecDeque::new();
-        Ok(Connection { fd, waiting })
+        Ok(Connection::new(fd))
     }
 
     /// The next packet, if one is there.
@@ -224,15 +251,20 @@ impl Connection {
         }
         self.waiting.push_back((bytes, descriptors));
         self.flush()?;
-        match self.waiting.len() > WAITING_MAX {
+        let beside = self.waiting.iter().filter(|(_, beside)| !beside.is_empty());
+        match self.waiting.len() > WAITING_MAX || beside.count() > WAITING_BESIDE_MAX {
             true => Err(Broken::Deaf),
             false => Ok(()),
         }
     }
 
-    /// Sends what waits, as far as it can be taken.
+    /// Sends what waits, as far as it can be taken: one packet with descriptors at a time.
     pub(crate) fn flush(&mut self) -> Result<(), Broken> {
+        self.is_crowded = false;
         while let Some((bytes, descriptors)) = self.waiting.front() {
+            if !descriptors.is_empty() && self.holds_descriptors() {
+                return Ok(());
+            }
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -242,9 +274,14 @@ impl Connection {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, flags) {
                 Ok(_) => {
+                    self.handed |= !descriptors.is_empty();
                     self.waiting.pop_front();
                 }
                 Err(Errno::WOULDBLOCK) => return Ok(()),
+                Err(Errno::TOOMANYREFS) => {
+                    self.is_crowded = true;
+                    return Ok(());
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Ended),
                 Err(error) => return Err(Broken::System(error)),

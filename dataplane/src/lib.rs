@@ -111,7 +111,7 @@ pub use config::{
 };
 pub use connect::{ConnectError, ConnectOptions, Session};
 pub use counters::{Counters, Drops, Violations};
-pub use daemon::{DaemonError, SharedSmoother, ipc};
+pub use daemon::{DaemonError, SharedSmoother, ipc, socket};
 pub use endpoint::{Endpoint, Extensions, PeerHandle, Status};
 pub use error::OpenError;
 pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};

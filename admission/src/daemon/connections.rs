@@ -26,9 +26,13 @@ impl Daemon {
     /// Programs that could not take all that they were told are watched until they can; the others would wake the loop for nothing.
     pub(super) fn watch_deaf(&mut self) {
         for (id, program) in &mut self.programs {
-            let Some(connection) = &program.connection else {
+            let Some(connection) = &mut program.connection else {
                 continue;
             };
+            if connection.is_crowded {
+                // One that is broken is read as broken.
+                let _ = connection.flush();
+            }
             let has_waiting = connection.has_waiting();
             if has_waiting == program.is_deaf {
                 continue;
@@ -53,6 +57,8 @@ impl Daemon {
         if !std::mem::take(&mut self.accepting) {
             return;
         }
+        self.unread
+            .retain(|(_, connection)| connection.holds_descriptors());
         for _ in 0..CALLS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             let (connection, credentials) = match listener.accept() {
@@ -74,12 +80,18 @@ impl Daemon {
                 .filter(|program| may_come(program.credentials) == is_friend)
                 .count();
             let own = self.connections_of(credentials.uid);
+            let unread = (self.unread.iter()).filter(|(who, _)| who.uid == credentials.uid);
             let turned_away = match is_friend {
                 true if own >= self.config.programs_per_user() => {
                     Some("the user has as many programs connected as --programs-per-user lets it")
                 }
+                true if unread.count() >= self.config.programs_per_user() => Some(
+                    "as many of the user's programs were hung up and hold answers that they have not read",
+                ),
                 // Whoever looks after the daemon must not be kept out.
-                true if connected >= self.config.programs_max && !is_operator(credentials.uid) => {
+                true if connected.max(self.unread.len()) >= self.config.programs_max
+                    && !is_operator(credentials.uid) =>
+                {
                     Some("as many programs are connected as --programs-max lets in")
                 }
                 false if connected >= STRANGERS_MAX => {

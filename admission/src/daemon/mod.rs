@@ -47,7 +47,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pins::Pins;
 use crate::ports::Received;
-use crate::socket::Listener;
+use crate::socket::{Connection, Credentials, Listener};
 use attachment::Attachment;
 use complaints::Complaints;
 use program::{Program, ProgramId};
@@ -63,6 +63,9 @@ const SPINS_PER_TURN: u32 = 16;
 
 /// The state file is not written more often: it costs as much as some requests.
 const STATE_PERIOD: Duration = Duration::from_millis(20);
+
+/// When an answer is tried again for which there was no room among the descriptors in flight.
+const CROWDED_RETRY: Duration = Duration::from_millis(10);
 
 /// How long an interface that cannot be served waits before it is tried again.
 const ATTACH_RETRY: Duration = Duration::from_secs(1);
@@ -111,6 +114,8 @@ pub struct Daemon {
     /// Counts an interface's times.
     stays: Vec<u32>,
     programs: BTreeMap<ProgramId, Program>,
+    /// Connections that were hung up, with descriptors in flight: as many for each user as it may have connected.
+    unread: Vec<(Credentials, Connection)>,
     next_program: usize,
     /// Where the last turn stopped reading from programs.
     last_read: ProgramId,
@@ -219,6 +224,7 @@ impl Daemon {
             workers,
             metrics,
             programs: BTreeMap::new(),
+            unread: Vec::new(),
             next_program: 0,
             last_read: ProgramId(0),
             is_changed: true,
@@ -293,7 +299,15 @@ impl Daemon {
         let absent = absent.map(|(attachment, (_, again))| attachment.is_none().then_some(*again));
         let is_due = self.is_changed && !self.is_writing;
         let state = is_due.then_some(self.written + STATE_PERIOD);
-        let deadline = nodes.chain(awaited).chain(absent).flatten().chain(state).min();
+        let is_crowded =
+            |program: &Program| program.connection.as_ref().is_some_and(|known| known.is_crowded);
+        let crowded = self
+            .programs
+            .values()
+            .any(is_crowded)
+            .then_some(now + CROWDED_RETRY);
+        let deadlines = nodes.chain(awaited).chain(absent).flatten();
+        let deadline = deadlines.chain(state).chain(crowded).min();
         // Rounded up: epoll's milliseconds would wake the loop too early, and again and again.
         deadline.map(|deadline| deadline.since(now))
     }

@@ -125,8 +125,12 @@ impl Daemon {
         let Some(program) = self.programs.remove(&id) else {
             return;
         };
-        if let Some(connection) = &program.connection {
+        if let Some(connection) = program.connection {
             self.forget(connection.raw_fd());
+            if connection.holds_descriptors() {
+                connection.hang_up();
+                self.unread.push((program.credentials, connection));
+            }
         }
         if let Some(position) = program.smooths {
             self.unsmooth(position);

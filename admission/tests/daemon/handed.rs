@@ -239,7 +239,9 @@ fn unread_answers_keep_no_other_program_waiting() {
     for round in 0..800 {
         let mut client = Client::connect_as(&path, SPOILER);
         if client.is_let_in() {
-            (0..round % 12).for_each(|_| drop(client.try_send_beside(&asks, &[])));
+            for _ in 0..round % 12 {
+                client.try_send_beside(&asks, &[]);
+            }
             client.try_send_beside(&[0xff; 9][..round % 2 * 9], &[]);
             kept.push(client);
         }
@@ -248,7 +250,8 @@ fn unread_answers_keep_no_other_program_waiting() {
         .hello()
         .join(hosts.host(Side::Left), 7300, true);
     next.open(next.landing_queue(), Role::Landing);
-    assert!(kept.len() < 256, "{} connections hold something", kept.len());
+    // As many as it may have connected, and as many that were hung up.
+    assert!(kept.len() <= 256, "{} connections hold something", kept.len());
     drop(kept);
     wait_until("its user is let in again", || {
         Client::connect_as(&path, SPOILER).is_let_in()

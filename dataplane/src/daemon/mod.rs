@@ -4,6 +4,7 @@ mod client;
 mod error;
 pub mod ipc;
 mod smoother;
+pub mod socket;
 #[cfg(test)]
 mod tests;
 

@@ -1,0 +1,18 @@
+//! What the kernel says of a socket that a program and the daemon have between them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _};
+
+/// Bytes that the other end of a Unix socket has not read (`SIOCOUTQ`), as the kernel charges them: no packet counts less than its
+/// `sk_buff`. While one is being freed it counts one byte more (net/core/sock.c, `sock_wfree`).
+///
+/// # Errors
+/// What ioctl(2) says.
+pub fn unread_len(socket: impl AsFd) -> io::Result<u32> {
+    let mut len: libc::c_int = 0;
+    // SAFETY: the kernel writes an int into the exclusive `len`.
+    match unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut len) } {
+        0 => Ok(len.max(0) as u32),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
