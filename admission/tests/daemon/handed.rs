@@ -276,3 +276,69 @@ fn unread_answers_keep_no_other_program_waiting() {
     assert!(matches!(said, Said::Reply(_, Reply::Status)) && beside.len() == 1);
     daemon.stop();
 }
+
+/// A socket that shows nothing of a UDP port on the interface.
+#[test]
+fn a_port_is_shown_by_a_udp_socket_of_the_daemons_network_alone() {
+    let Some(hosts) = Hosts::new("port") else { return };
+    let daemon = hosts.daemon_with(Side::Left, &USERS);
+    let (host, other) = (hosts.host(Side::Left), hosts.host(Side::Right));
+    let address = rustix::net::SocketAddrV4::new(host.address(), 7168);
+    host.write_file("/proc/sys/net/ipv4/ping_group_range", "0 4294967294")
+        .unwrap();
+    let socket = |protocol: u32, device: Option<&str>| {
+        let protocol = Some(rustix::net::Protocol::from_raw(protocol.try_into().unwrap()));
+        let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
+        let socket = rustix::net::socket(family, kind, protocol).unwrap();
+        for name in device {
+            // SAFETY: the name is as long as said.
+            let bound = unsafe {
+                let (level, option) = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    level,
+                    option,
+                    name.as_ptr().cast(),
+                    name.len() as u32,
+                )
+            };
+            assert_eq!(bound, 0);
+        }
+        rustix::net::bind(&socket, &address).unwrap();
+        socket
+    };
+    // The address of this host, at another one.
+    let added = std::process::Command::new("ip")
+        .args(["-n", other.name(), "address", "add"])
+        .args([&format!("{}/32", host.address()), "dev", "lo"])
+        .status();
+    assert!(added.unwrap().success());
+    let mut client = Client::connect_as(&hosts.socket(Side::Left), SPOILER).hello();
+    for (what, host, protocol, device) in [
+        ("UDP-Lite", host, 136, None),
+        ("ICMP", host, 1, None),
+        ("another network namespace", other, 17, None),
+        ("another device", host, 17, Some("lo")),
+    ] {
+        let shown = host.enter(|| Ok(socket(protocol, device))).unwrap();
+        let (reply, _) = client.call_beside(Client::join_call(true), &[shown.as_fd()]);
+        let Reply::Refused(told) = reply else {
+            panic!("{what}: {reply:?}")
+        };
+        assert!(
+            told.contains("198.18.0.1") && !told.contains('\n'),
+            "{what}: {told}"
+        );
+    }
+    // One at the interface itself does, and one that is connected.
+    for device in [None, Some(INTERFACE)] {
+        let shown = host.enter(|| Ok(socket(17, device))).unwrap();
+        rustix::net::connect(&shown, &rustix::net::SocketAddrV4::new(other.address(), 7168)).unwrap();
+        let mut client = Client::connect_as(&hosts.socket(Side::Left), NEXT).hello();
+        let (reply, _) = client.call_beside(Client::join_call(true), &[shown.as_fd()]);
+        assert!(matches!(reply, Reply::Joined(_)), "{reply:?}");
+        drop(client);
+        wait_until("it has gone", || daemon.status().programs.is_empty());
+    }
+    daemon.stop();
+}
