@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use lm_protocol::admission::seal::MAX_SEALED_LEN;
 use rustix::io::Errno;
@@ -113,6 +113,13 @@ impl Ports {
         std::iter::once(&self.unicast)
             .chain(broadcast)
             .map(AsRawFd::as_raw_fd)
+    }
+}
+
+impl AsFd for Ports {
+    /// The socket at the interface's address.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.unicast.as_fd()
     }
 }
 

@@ -212,6 +212,8 @@ impl Daemon {
             } if !is_looking => {
                 program.readable = true;
                 let answer = self.join(id, &interface, landing, mode, &beside);
+                // A program that is refused may bind the port anew at once.
+                drop(beside);
                 return self.answer(id, number, answer);
             }
             Pending::Join { .. } => {

@@ -1,10 +1,13 @@
 //! Programs that come, and those that come back after a restart.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use lm_dataplane::ipc::{Joined, Mode, Reply};
+use lm_dataplane::socket::{bound_interface, netns_cookie};
 use lm_ebpf::EffectiveMode;
-use rustix::net::SocketType;
+use rustix::net::sockopt::{socket_protocol, socket_type};
+use rustix::net::{SocketType, ipproto};
 
 use super::attachment::Attachment;
 use super::calls::Answer;
@@ -193,25 +196,34 @@ impl Daemon {
 
 /// The port of the socket beside a call, if it shows that the port is the program's.
 fn data_port(attachment: &Attachment, beside: &[OwnedFd]) -> Result<u16, String> {
-    let own = attachment.address.ip();
-    let wanted = || format!("beside the call must be a UDP socket that is bound to {own}");
+    let (own, name) = (attachment.address.ip(), &attachment.name);
+    let wanted = || {
+        format!(
+            "beside the call must be a UDP socket that is bound to {own} in the daemon's network namespace, and to no \
+             device but {name}"
+        )
+    };
     let [socket] = beside else { return Err(wanted()) };
-    if rustix::net::sockopt::socket_type(socket) != Ok(SocketType::DGRAM) {
+    // UDP-Lite and ICMP have ports of their own.
+    if socket_type(socket) != Ok(SocketType::DGRAM) || socket_protocol(socket) != Ok(Some(ipproto::UDP)) {
         return Err(wanted());
     }
     let bound = rustix::net::getsockname(socket).ok();
     let bound = bound.and_then(|address| std::net::SocketAddrV4::try_from(address).ok());
-    match bound {
-        Some(bound) if bound.ip() == own && bound.port() != 0 => {
-            match bound.port() == attachment.address.port() {
-                true => Err("that is the control port: bind another one".to_owned()),
-                false => Ok(bound.port()),
-            }
-        }
-        Some(bound) => Err(format!(
-            "the socket is bound to {bound}, not to {own} of {}",
-            attachment.name
-        )),
-        None => Err(wanted()),
+    let bound = bound.ok_or_else(wanted)?;
+    if bound.ip() != own || bound.port() == 0 {
+        return Err(format!("the socket is bound to {bound}, not to {own} of {name}"));
+    }
+    // The address may be another host's there, and other sockets may have the port on other devices.
+    let is_here = || -> io::Result<bool> {
+        let is_near = netns_cookie(socket)? == netns_cookie(&attachment.ports)?;
+        Ok(is_near && [0, attachment.index].contains(&bound_interface(socket)?))
+    };
+    if !is_here().unwrap_or(false) {
+        return Err(wanted());
+    }
+    match bound.port() == attachment.address.port() {
+        true => Err("that is the control port: bind another one".to_owned()),
+        false => Ok(bound.port()),
     }
 }

@@ -290,7 +290,7 @@ fn a_port_is_shown_by_a_udp_socket_of_the_daemons_network_alone() {
         let protocol = Some(rustix::net::Protocol::from_raw(protocol.try_into().unwrap()));
         let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
         let socket = rustix::net::socket(family, kind, protocol).unwrap();
-        for name in device {
+        if let Some(name) = device {
             // SAFETY: the name is as long as said.
             let bound = unsafe {
                 let (level, option) = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);

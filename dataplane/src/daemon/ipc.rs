@@ -84,8 +84,8 @@ pub enum Call {
         /// [`VERSION`].
         version: u16,
     },
-    /// Opens an endpoint on an interface of the daemon's. Beside it: the UDP socket of its data port, bound to the interface's address,
-    /// which shows that the port is the program's. Answered by [`Reply::Joined`].
+    /// Opens an endpoint on an interface of the daemon's. Beside it: the UDP socket of its data port, bound to the interface's address in
+    /// the daemon's network namespace, which shows that the port is the program's. Answered by [`Reply::Joined`].
     Join {
         /// Name of the interface.
         interface: String,
