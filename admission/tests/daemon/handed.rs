@@ -1,6 +1,7 @@
 //! Descriptors that the daemon hands out, and those that are handed to it: whatever a program does to them, the next program of another
 //! user has the queue in full working order.
 
+use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use lm_dataplane::{
     Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, SharedSmoother,
 };
 use nix::libc;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::{BedConfig, INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
 use crate::neighbours::Bpffs;
@@ -340,5 +341,70 @@ fn a_port_is_shown_by_a_udp_socket_of_the_daemons_network_alone() {
         drop(client);
         wait_until("it has gone", || daemon.status().programs.is_empty());
     }
+    daemon.stop();
+}
+
+/// A connection that asks twice for what it has one of.
+#[test]
+fn what_a_connection_takes_twice_is_given_back() {
+    let config = BedConfig {
+        queues: 4,
+        ..BedConfig::default()
+    };
+    let Some(hosts) = Hosts::with("twice", &config) else {
+        return;
+    };
+    let host = hosts.host(Side::Left);
+    for words in [
+        "link add lm1 numrxqueues 4 numtxqueues 4 type veth peer name lm2 numrxqueues 4 numtxqueues 4",
+        "address add 198.19.0.1/24 dev lm1",
+        "link set lm1 up",
+        "link set lm2 up",
+    ] {
+        let mut ip = std::process::Command::new("ip");
+        let done = ip.args(["-n", host.name()]).args(words.split(' ')).status();
+        assert!(done.unwrap().success(), "{words}");
+    }
+    let both = [&USERS[..], &["--interface", "lm1"]].concat();
+    let (daemon, path) = (hosts.daemon_with(Side::Left, &both), hosts.socket(Side::Left));
+    let mut first = Client::connect_as(&path, SPOILER).hello().join(host, 7168, true);
+    daemon.hand_over();
+    let daemon = hosts.daemon_with(Side::Left, &both);
+
+    let mut client = Client::connect_as(&path, SPOILER).hello();
+    let smooth = |interface: &str| Call::Smooth {
+        interface: interface.to_owned(),
+    };
+    for _ in 0..2 {
+        assert_eq!(client.call(smooth(INTERFACE)), Reply::Smoother);
+    }
+    let mut refused = vec![client.call(smooth("lm1"))];
+    // A second endpoint, by an earlier one's token.
+    let at = SocketAddrV4::new([198, 19, 0, 1].into(), 7301);
+    let shown = host.enter(|| Ok(UdpSocket::bind(at)?)).unwrap();
+    let join = Call::Join {
+        interface: "lm1".to_owned(),
+        landing: true,
+        mode: Mode::Auto,
+    };
+    let (reply, _) = client.call_beside(join, &[shown.as_fd()]);
+    assert!(matches!(reply, Reply::Joined(_)), "{reply:?}");
+    let token = first.joined().token;
+    let beside = [first.udp.as_ref().unwrap().as_fd()];
+    refused.push(client.call_beside(Call::Rejoin { token }, &beside).0);
+    for reply in refused {
+        assert!(
+            matches!(&reply, Reply::Refused(told) if told.contains("another")),
+            "{reply:?}"
+        );
+    }
+    drop(client);
+    drop(Client::connect_as(&path, SPOILER).hello().rejoin(&mut first));
+    wait_until("all is given back", || {
+        let interfaces = daemon.status().interfaces;
+        let queues = interfaces.iter().flat_map(|interface| &interface.queues);
+        let is_free = queues.map(|queue| &queue.role).all(|role| role == "free");
+        is_free && interfaces.iter().all(|interface| interface.smoother.is_none())
+    });
     daemon.stop();
 }
