@@ -154,6 +154,13 @@ impl Daemon {
                 "the daemon does not serve {interface}: start it with --interface {interface}"
             ));
         };
+        let has = self.programs.get(&id).and_then(|program| program.smooths);
+        if let Some(has) = has.filter(|has| *has != position) {
+            let has = &self.config.interfaces[has];
+            return Err(format!(
+                "this connection has the smoother of {has}: open another one for {interface}"
+            ));
+        }
         let Some(attachment) = self.attachments[position].as_mut() else {
             return Err(format!("{interface} is not there: {}", self.absent[position].0));
         };
