@@ -5,11 +5,13 @@ use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use lm_admission::daemon::status::Status;
 use lm_dataplane::ipc::*;
 use lm_dataplane::{
     Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, SharedSmoother,
 };
 use nix::libc;
+use rustix::process::Signal;
 use xtask::bed::{BedConfig, INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
@@ -406,5 +408,49 @@ fn what_a_connection_takes_twice_is_given_back() {
         let is_free = queues.map(|queue| &queue.role).all(|role| role == "free");
         is_free && interfaces.iter().all(|interface| interface.smoother.is_none())
     });
+    daemon.stop();
+}
+
+/// Calls that wait when the daemon goes on: of one user on many connections, of the other on one.
+#[test]
+fn users_take_turns_however_many_connections_they_have() {
+    let Some(hosts) = Hosts::new("turns") else { return };
+    let (daemon, path) = (hosts.daemon_with(Side::Left, &USERS), hosts.socket(Side::Left));
+    let mut crowd: Vec<Client> = (0..120)
+        .map(|_| Client::connect_as(&path, SPOILER).hello())
+        .collect();
+    let mut next = Client::connect_as(&path, NEXT)
+        .hello()
+        .join(hosts.host(Side::Left), 7168, true);
+    let pid = rustix::process::Pid::from_raw(daemon.id() as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    for (number, client) in crowd.iter_mut().enumerate() {
+        for _ in 0..16 {
+            let version = VERSION;
+            client.send(Call::Hello { version }, &[]);
+        }
+        if number % 2 == 0 {
+            client.send(Call::Status, &[]);
+        }
+    }
+    const CALLS: u64 = 50;
+    next.send(Call::Status, &[]);
+    for _ in 0..CALLS {
+        let sessions = Vec::new();
+        next.send(Call::Touched { sessions }, &[]);
+    }
+    next.send(Call::Status, &[]);
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    let mut calls = Vec::new();
+    for _ in 0..CALLS + 2 {
+        let (_, beside) = next.receive().expect("the daemon goes on");
+        calls.extend(beside.into_iter().map(|file| {
+            let status: Status = serde_json::from_reader(std::fs::File::from(file)).unwrap();
+            status.calls
+        }));
+    }
+    // One of theirs for each of its own.
+    let theirs = calls[1] - calls[0] - CALLS - 1;
+    assert!(theirs <= CALLS + 10, "{theirs} calls between {CALLS}");
     daemon.stop();
 }
