@@ -87,7 +87,10 @@ impl Daemon {
             let may_look =
                 is_operator(credentials.uid) || self.config.allows(credentials.uid, credentials.gid);
             return match may_look {
-                true => Ok(Some((Reply::Status, vec![self.status_file(credentials.uid)?]))),
+                true => {
+                    program.question = Some(number);
+                    Ok(None)
+                }
                 false => Err(not_allowed(credentials.uid, credentials.gid)),
             };
         }

@@ -1,18 +1,19 @@
 //! Programs' connections: who may connect, and who is read next.
 
+use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
+use lm_dataplane::ipc::Reply;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
 use super::program::{Program, ProgramId};
 use super::{Daemon, PROGRAMS};
 use crate::clock;
-use crate::socket::Credentials;
+use crate::socket::{Connection, Credentials};
 
-/// Work in a turn, at most.
-const CALLS_PER_TURN: usize = 16;
-const PROGRAMS_PER_TURN: usize = 64;
+/// Connections that are accepted in a turn, at most.
+const ACCEPTED_PER_TURN: usize = 16;
 
 /// Programs that may not join, and are connected all the same, at most.
 const STRANGERS_MAX: usize = 16;
@@ -59,7 +60,7 @@ impl Daemon {
         }
         self.unread
             .retain(|(_, connection)| connection.holds_descriptors());
-        for _ in 0..CALLS_PER_TURN {
+        for _ in 0..ACCEPTED_PER_TURN {
             let Some(listener) = &self.listener else { return };
             let (connection, credentials) = match listener.accept() {
                 Ok(Some(accepted)) => accepted,
@@ -135,49 +136,53 @@ impl Daemon {
             return;
         };
         program.readable = true;
-        let flushed = program.connection.as_mut().map(crate::socket::Connection::flush);
+        let flushed = program.connection.as_mut().map(Connection::flush);
         if let Some(Err(broken)) = flushed {
             self.drop_program(id, &broken.to_string());
         }
     }
 
-    /// Takes calls of some programs, and of the others in the next turn.
+    /// Takes a call of each user, of its connections in turn; and then answers one question.
     pub(super) fn read_programs(&mut self) {
-        let can_read = |(id, program): (&ProgramId, &Program)| {
-            (program.readable && program.pending.is_none()).then_some(*id)
-        };
-        let behind = self
-            .programs
-            .range(ProgramId(self.last_read.0 + 1)..)
-            .filter_map(can_read);
-        let before = self.programs.range(..=self.last_read).filter_map(can_read);
-        let turn: Vec<ProgramId> = behind.chain(before).take(PROGRAMS_PER_TURN).collect();
-        for id in turn {
-            self.last_read = id;
-            for _ in 0..CALLS_PER_TURN {
-                let Some(program) = self.programs.get_mut(&id) else {
-                    break;
-                };
-                if program.pending.is_some() {
-                    break;
-                }
-                let received = program
-                    .connection
-                    .as_ref()
-                    .map(crate::socket::Connection::receive);
-                match received {
-                    Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
-                    Some(Ok(None)) | None => {
-                        program.readable = false;
-                        break;
-                    }
-                    Some(Err(broken)) => {
-                        self.drop_program(id, &broken.to_string());
-                        break;
-                    }
-                }
+        let mut turn = BTreeMap::new();
+        for (&id, program) in self.programs.iter().filter(|(_, program)| program.can_be_read()) {
+            let next = (program.read_at, id);
+            let first = turn.entry(program.credentials.uid).or_insert(next);
+            *first = next.min(*first);
+        }
+        for (_, id) in turn.into_values() {
+            let Some(program) = self.programs.get_mut(&id) else {
+                continue;
+            };
+            self.reads += 1;
+            program.read_at = self.reads;
+            match program.connection.as_ref().map(Connection::receive) {
+                Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
+                Some(Ok(None)) | None => program.readable = false,
+                Some(Err(broken)) => self.drop_program(id, &broken.to_string()),
             }
         }
+        self.answer_question();
+    }
+
+    /// Questions come after everything that programs wait for to go on: one in each turn, of the users in turn.
+    fn answer_question(&mut self) {
+        let (last, asked) = (self.last_asked, |(id, program): (&ProgramId, &Program)| {
+            let uid = program.credentials.uid;
+            program.question.map(|_| (uid, program.read_at, *id))
+        });
+        let asked = self.programs.iter().filter_map(asked);
+        let next = asked.min_by_key(|&(uid, read_at, _)| (uid <= last, uid, read_at));
+        let Some((uid, _, id)) = next else { return };
+        self.last_asked = uid;
+        let number = self
+            .programs
+            .get_mut(&id)
+            .and_then(|program| program.question.take());
+        let answer = self
+            .status_file(uid)
+            .map(|file| Some((Reply::Status, vec![file])));
+        self.answer(id, number.unwrap_or_default(), answer);
     }
 
     /// A connection is closed: the poll forgets it.

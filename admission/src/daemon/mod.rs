@@ -117,8 +117,10 @@ pub struct Daemon {
     /// Connections that were hung up, with descriptors in flight: as many for each user as it may have connected.
     unread: Vec<(Credentials, Connection)>,
     next_program: usize,
-    /// Where the last turn stopped reading from programs.
-    last_read: ProgramId,
+    /// Counts reads from programs.
+    reads: u64,
+    /// The user whose question was answered last.
+    last_asked: u32,
     is_changed: bool,
     /// The state is being written.
     is_writing: bool,
@@ -226,7 +228,8 @@ impl Daemon {
             programs: BTreeMap::new(),
             unread: Vec::new(),
             next_program: 0,
-            last_read: ProgramId(0),
+            reads: 0,
+            last_asked: 0,
             is_changed: true,
             is_writing: false,
             written: Time::ZERO,
@@ -279,7 +282,7 @@ impl Daemon {
 
     /// How long nothing is to be done.
     fn timeout(&self) -> Option<Duration> {
-        let can_go_on = |program: &Program| program.readable && program.pending.is_none();
+        let can_go_on = |program: &Program| program.can_be_read() || program.question.is_some();
         let is_behind = self
             .attachments
             .iter()

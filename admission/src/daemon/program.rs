@@ -92,6 +92,10 @@ pub(crate) struct Program {
     /// Position of the interface whose smoother it has.
     pub(crate) smooths: Option<usize>,
     pub(crate) pending: Option<(u32, Pending)>,
+    /// It asked for the status, by a call of this number, and waits for its user's turn.
+    pub(crate) question: Option<u32>,
+    /// Counts reads, up to its last one.
+    pub(crate) read_at: u64,
     /// Its socket may have more to read.
     pub(crate) readable: bool,
     /// It could not take all that it was told, and is watched for when it can.
@@ -109,6 +113,8 @@ impl Program {
             member: None,
             smooths: None,
             pending: None,
+            question: None,
+            read_at: 0,
             readable: true,
             is_deaf: false,
             awaited_until: None,
@@ -124,10 +130,17 @@ impl Program {
             member: Some(member),
             smooths: None,
             pending: None,
+            question: None,
+            read_at: 0,
             readable: false,
             is_deaf: false,
             awaited_until: Some(until),
         }
+    }
+
+    /// It may have a call, and no other is under way.
+    pub(crate) fn can_be_read(&self) -> bool {
+        self.readable && self.pending.is_none() && self.question.is_none()
     }
 
     pub(crate) fn reply(&mut self, number: u32, reply: Reply, beside: Vec<OwnedFd>) -> Result<(), Broken> {
