@@ -187,7 +187,8 @@ impl Connection {
     }
 
     /// Says nothing more, and hears nothing.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn hang_up(&mut self) {
+        self.waiting.clear();
         // Perhaps it has been so for long.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }

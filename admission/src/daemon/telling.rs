@@ -125,7 +125,7 @@ impl Daemon {
         let Some(program) = self.programs.remove(&id) else {
             return;
         };
-        if let Some(connection) = program.connection {
+        if let Some(mut connection) = program.connection {
             self.forget(connection.raw_fd());
             if connection.holds_descriptors() {
                 connection.hang_up();

@@ -36,11 +36,16 @@ fn tc(host: &Host, words: &str) {
 
 /// An endpoint of a program without privileges.
 fn open(hosts: &Hosts, side: Side, port: u16) -> Endpoint {
+    open_as(hosts, side, USER, port, 0)
+}
+
+/// One of this user, with so much memory to land in.
+pub(crate) fn open_as(hosts: &Hosts, side: Side, uid: u32, port: u16, landing_len: u64) -> Endpoint {
     let config = EndpointConfig {
         interface: INTERFACE.into(),
         port,
         memory: MemoryConfig {
-            landing_len: 0,
+            landing_len,
             ..MemoryConfig::default()
         },
         admission: AdmissionConfig {
@@ -51,7 +56,7 @@ fn open(hosts: &Hosts, side: Side, port: u16) -> Endpoint {
     };
     let opened = hosts
         .host(side)
-        .enter(|| Ok(as_user(USER, || Endpoint::open(&config))));
+        .enter(|| Ok(as_user(uid, || Endpoint::open(&config))));
     opened.unwrap().expect("a daemon")
 }
 
