@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, Protocol, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
 };
 use rustix::process::Signal;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::{BedConfig, INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
 use crate::neighbours::Bpffs;
@@ -320,4 +320,33 @@ fn users_take_turns_however_many_connections_they_have() {
     // One of theirs for each of its own.
     let theirs = calls[1] - calls[0] - CALLS - 1;
     assert!(theirs <= CALLS + 10, "{theirs} calls between {CALLS}");
+}
+
+#[test]
+fn a_user_asks_for_no_more_sessions_than_leave_others_some() {
+    let config = BedConfig {
+        queues: 8,
+        ..BedConfig::default()
+    };
+    let Some(hosts) = Hosts::with("asks", &config) else {
+        return;
+    };
+    let (_daemon, host) = (start(&hosts, ""), hosts.host(Side::Left));
+    let ask = |client: &mut Client| {
+        let (to, request) = ("198.18.0.2:7168".parse().unwrap(), client.request(1 << 20));
+        let patience_ms = 60_000;
+        let call = Call::Request {
+            to,
+            request,
+            patience_ms,
+        };
+        matches!(client.call(call), Reply::Requested(_))
+    };
+    let join = |uid, port| connect(&hosts, uid).join(host, port, false);
+    let mut crowd = [7201, 7202, 7203, 7204].map(|port| join(SPOILER, port));
+    let asked = crowd
+        .each_mut()
+        .map(|client| (0..700).take_while(|_| ask(client)).count());
+    assert_eq!(asked, [640, 640, 640, 128]);
+    assert!(ask(&mut join(NEXT, 7301)));
 }
