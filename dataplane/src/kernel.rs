@@ -495,7 +495,7 @@ impl Port for KernelNic {
 
     fn verdicts(&self) -> Vec<(&'static str, u64)> {
         let counters = match &self.authority {
-            Authority::Own(gate) => gate.counters().unwrap_or_default(),
+            Authority::Own(gate) => gate.counters(),
             Authority::Daemon(_) => Steward::counters(self.logs()),
         };
         counters

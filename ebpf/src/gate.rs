@@ -466,16 +466,15 @@ impl Gate {
     }
 
     /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Not for a hot path.
-    pub fn counters(&self) -> Result<Counters, GateError> {
+    pub fn counters(&self) -> Counters {
         let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
             self.channels
                 .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);
         }
         let logs = self.channel_logs.iter().flatten();
-        Ok(logs
-            .filter_map(|log| log.mapping.as_ref())
-            .fold(sum, |sum, log| sum.plus(&log.counters())))
+        let logs = logs.filter_map(|log| log.mapping.as_ref());
+        logs.fold(sum, |sum, log| sum.plus(&log.counters()))
     }
 
     /// Packets that the data socket may have received by way of queues *without a role*: 65 loads. For a queue with a role ask

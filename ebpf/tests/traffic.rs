@@ -82,7 +82,6 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
     }
     let counted = || {
         gate.counters()
-            .unwrap()
             .iter()
             .filter(|(verdict, _)| verdict.may_reach_data_socket())
             .map(|(_, n)| n)

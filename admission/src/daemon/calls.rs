@@ -66,6 +66,10 @@ impl Daemon {
     }
 
     fn on_call(&mut self, id: ProgramId, number: u32, call: Call, beside: Vec<OwnedFd>) -> Answer {
+        let sent_beside = match call {
+            Call::Request { .. } => self.sent_beside(id),
+            _ => 0,
+        };
         let Some(program) = self.programs.get_mut(&id) else {
             return Ok(None);
         };
@@ -98,6 +102,9 @@ impl Daemon {
             return Err(not_allowed(credentials.uid, credentials.gid));
         }
         match call {
+            Call::Join { .. } | Call::Rejoin { .. } if program.member.is_some() => {
+                return Err("this connection has an endpoint already: open another one".to_owned());
+            }
             Call::Join {
                 interface,
                 landing,
@@ -262,9 +269,10 @@ impl Daemon {
                 if request.data_port != member.data_port {
                     return Err("the request names another data port than the program's".to_owned());
                 }
-                if member.sent.len() >= SENT_MAX {
+                let max = self.config.share(admission::Limits::default().outgoing as u64) as usize;
+                if member.sent.len() >= SENT_MAX || sent_beside >= max {
                     return Err(format!(
-                        "a program has {SENT_MAX} sessions and requests at most: end some"
+                        "a program has {SENT_MAX} sessions and requests at most, and those of a user {max} together: end some"
                     ));
                 }
                 attachment.reachable(to)?;

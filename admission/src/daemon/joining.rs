@@ -29,7 +29,6 @@ impl Daemon {
                 self.config.interfaces.join(", ")
             ));
         };
-        self.check_new(id)?;
         let Some(attachment) = self.attachments[position].as_ref() else {
             return Err(format!("{name} is gone: wait for it to come back"));
         };
@@ -127,20 +126,8 @@ impl Daemon {
         Ok(Some((Reply::Joined(joined), Vec::new())))
     }
 
-    fn check_new(&self, id: ProgramId) -> Result<(), String> {
-        match self
-            .programs
-            .get(&id)
-            .is_some_and(|program| program.member.is_some())
-        {
-            true => Err("this connection has an endpoint already: open another one".to_owned()),
-            false => Ok(()),
-        }
-    }
-
     /// A program of an earlier daemon comes back.
     pub(super) fn rejoin(&mut self, id: ProgramId, token: u64, beside: &[OwnedFd]) -> Answer {
-        self.check_new(id)?;
         let uid = self.programs.get(&id).map(|program| program.credentials.uid);
         let is_it = |program: &Program| {
             program.connection.is_none()

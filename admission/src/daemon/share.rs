@@ -79,6 +79,19 @@ impl Daemon {
         }
     }
 
+    /// Sessions and requests that a program's user has as sender on its interface.
+    pub(super) fn sent_beside(&self, id: ProgramId) -> usize {
+        let Some(program) = self.programs.get(&id) else {
+            return 0;
+        };
+        let interface = |program: &Program| program.member.as_ref().map(|member| member.interface);
+        let own = self.of_user(program.credentials.uid).map(|(_, program)| program);
+        let there = own.filter(|other| interface(other) == interface(program));
+        there
+            .filter_map(|other| Some(other.member.as_ref()?.sent.len()))
+            .sum()
+    }
+
     /// Looks, on other threads, whether sockets are gone whose programs are.
     pub(super) fn look_for_sockets(&mut self) {
         for attachment in self.attachments.iter_mut().flatten() {

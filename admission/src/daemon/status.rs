@@ -256,13 +256,10 @@ impl Daemon {
                 expires_in_s: entry.expires.since(now).as_secs_f64(),
             });
         let usage = attachment.node.usage(now);
-        let packets = match ground.gate.counters() {
-            Ok(counters) => counters
-                .iter()
-                .map(|(verdict, count)| (verdict.name().to_owned(), count))
-                .collect(),
-            Err(_) => BTreeMap::new(),
-        };
+        let packets = ground.gate.counters();
+        let packets = packets
+            .iter()
+            .map(|(verdict, count)| (verdict.name().to_owned(), count));
         let mut datagrams = datagrams(&attachment.node.counters());
         datagrams.insert("not_sent".to_owned(), attachment.ports.send_errors);
         InterfaceStatus {
@@ -283,7 +280,7 @@ impl Daemon {
             smoother: (attachment.smoothing.as_ref())
                 .map(|smoothing| smoothing.status(self.smoothing_programs(attachment.stay.interface))),
             datagrams,
-            packets,
+            packets: packets.collect(),
         }
     }
 
