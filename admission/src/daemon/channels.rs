@@ -281,6 +281,9 @@ impl Channel {
         if self.registered_len == 0 || !self.registered_len.is_multiple_of(4096) {
             return Err("whole pages are registered, and at least one".to_owned());
         }
+        // Asked first: every other question goes to the file system, which may be the program's own and never answer (FUSE).
+        let seals = rustix::fs::fcntl_get_seals(memory)
+            .map_err(|error| format!("the memory is no memfd and no file of hugetlbfs: {error}"))?;
         let stat = rustix::fs::fstat(memory).map_err(|error| format!("the memory is no file: {error}"))?;
         if (stat.st_size as u64) < self.registered_len {
             return Err(format!(
@@ -289,10 +292,8 @@ impl Channel {
             ));
         }
         const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-        let is_sealed =
-            rustix::fs::fcntl_get_seals(memory).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let is_huge = rustix::fs::fstatfs(memory).is_ok_and(|found| found.f_type as u64 == HUGETLBFS_MAGIC);
-        match is_sealed || is_huge {
+        match seals.contains(SealFlags::SHRINK) || is_huge {
             true => Ok(()),
             false => Err("the memory can shrink: seal it (F_SEAL_SHRINK)".to_owned()),
         }

@@ -15,7 +15,7 @@ use crate::socket::{Connection, Credentials};
 /// Connections that are accepted in a turn, at most.
 const ACCEPTED_PER_TURN: usize = 16;
 
-/// Programs that may not join, and are connected all the same, at most.
+/// Programs that may not join, and are connected all the same, at most; half of them of one user.
 const STRANGERS_MAX: usize = 16;
 
 /// Root and the daemon's own user may look at everything, though they may not join.
@@ -95,7 +95,7 @@ impl Daemon {
                 {
                     Some("as many programs are connected as --programs-max lets in")
                 }
-                false if connected >= STRANGERS_MAX => {
+                false if connected >= STRANGERS_MAX || own >= STRANGERS_MAX / 2 => {
                     Some("as many programs are connected as there may be of those that may not join")
                 }
                 _ => None,
