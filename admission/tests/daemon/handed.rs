@@ -3,7 +3,7 @@
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddrV4, UdpSocket};
+use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -40,13 +40,8 @@ fn connect(hosts: &Hosts, uid: u32) -> Client {
 }
 
 fn run(script: &str) {
-    assert!(
-        Command::new("sh")
-            .args(["-c", script])
-            .status()
-            .unwrap()
-            .success()
-    );
+    let done = Command::new("sh").args(["-c", script]).status();
+    assert!(done.unwrap().success());
 }
 
 fn smooth(interface: &str) -> Call {
@@ -216,11 +211,8 @@ fn unread_answers_keep_no_other_program_waiting() {
 fn a_port_is_shown_by_a_udp_socket_of_the_daemons_network_alone() {
     let Some(hosts) = Hosts::new("port") else { return };
     let (_daemon, host, other) = (start(&hosts, ""), hosts.host(Side::Left), hosts.host(Side::Right));
-    run(&format!(
-        "ip -n {} address add {}/32 dev lo",
-        other.name(),
-        host.address()
-    ));
+    let (there, own) = (other.name(), SocketAddrV4::new(host.address(), 7168));
+    run(&format!("ip -n {there} address add {}/32 dev lo", own.ip()));
     let pings = host.write_file("/proc/sys/net/ipv4/ping_group_range", "0 4294967294");
     pings.unwrap();
     let mut client = connect(&hosts, SPOILER);
@@ -231,18 +223,13 @@ fn a_port_is_shown_by_a_udp_socket_of_the_daemons_network_alone() {
         let shown = host.enter(|| {
             let protocol = Some(Protocol::from_raw(protocols[at].try_into()?));
             let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, protocol)?;
-            set_option(
-                &socket,
-                libc::SOL_SOCKET,
-                libc::SO_BINDTODEVICE,
-                device.as_bytes(),
-            );
-            rustix::net::bind(&socket, &SocketAddrV4::new(Side::Left.address(), 7168))?;
+            let device = device.as_bytes();
+            set_option(&socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device);
+            rustix::net::bind(&socket, &own)?;
             Ok(socket)
         });
-        let reply = client
-            .call_beside(Client::join_call(true), &[shown.unwrap().as_fd()])
-            .0;
+        let shown = shown.unwrap();
+        let (reply, _) = client.call_beside(Client::join_call(true), &[shown.as_fd()]);
         assert_eq!(matches!(reply, Reply::Joined(_)), at == 4, "{at}: {reply:?}");
     }
 }
@@ -258,25 +245,14 @@ fn what_a_connection_takes_twice_is_given_back() {
     ));
     run(&format!("{ip} link set lm1 up && {ip} link set lm2 up"));
     let daemon = start(&hosts, "--interface lm1");
-    let mut first = connect(&hosts, SPOILER).join(host, 7168, true);
+    let mut first = connect(&hosts, SPOILER).join(host, 7168, false);
     daemon.hand_over();
     let daemon = start(&hosts, "--interface lm1");
-    let mut client = connect(&hosts, SPOILER);
+    let mut client = connect(&hosts, SPOILER).join(host, 7301, false);
     assert_eq!(client.call(smooth(INTERFACE)), Reply::Smoother);
     assert_eq!(client.call(smooth(INTERFACE)), Reply::Smoother);
     let mut told = client.refused(smooth("lm1"), &[]);
     // A second endpoint, by an earlier one's token.
-    let shown = host.enter(|| Ok(UdpSocket::bind("198.19.0.1:7301")?)).unwrap();
-    let (interface, landing, mode) = ("lm1".to_owned(), false, Mode::Auto);
-    let (reply, _) = client.call_beside(
-        Call::Join {
-            interface,
-            landing,
-            mode,
-        },
-        &[shown.as_fd()],
-    );
-    assert!(matches!(reply, Reply::Joined(_)), "{reply:?}");
     let token = first.joined().token;
     told += &client.refused(Call::Rejoin { token }, &[first.udp.as_ref().unwrap().as_fd()]);
     assert_eq!(told.matches("open another one").count(), 2, "{told}");
@@ -332,21 +308,12 @@ fn a_user_asks_for_no_more_sessions_than_leave_others_some() {
         return;
     };
     let (_daemon, host) = (start(&hosts, ""), hosts.host(Side::Left));
-    let ask = |client: &mut Client| {
-        let (to, request) = ("198.18.0.2:7168".parse().unwrap(), client.request(1 << 20));
-        let patience_ms = 60_000;
-        let call = Call::Request {
-            to,
-            request,
-            patience_ms,
-        };
-        matches!(client.call(call), Reply::Requested(_))
-    };
+    let to = SocketAddrV4::new(hosts.host(Side::Right).address(), 7168);
+    let ask = |client: &mut Client| matches!(client.try_ask(to, 1 << 20), Reply::Requested(_));
     let join = |uid, port| connect(&hosts, uid).join(host, port, false);
     let mut crowd = [7201, 7202, 7203, 7204].map(|port| join(SPOILER, port));
-    let asked = crowd
-        .each_mut()
-        .map(|client| (0..700).take_while(|_| ask(client)).count());
+    let count = |client: &mut Client| (0..700).take_while(|_| ask(client)).count();
+    let asked = crowd.each_mut().map(count);
     assert_eq!(asked, [640, 640, 640, 128]);
     assert!(ask(&mut join(NEXT, 7301)));
 }

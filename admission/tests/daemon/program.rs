@@ -310,8 +310,8 @@ impl Client {
         Control::new(1, &ControlMessage::Request(request))
     }
 
-    /// Asks for a session; gives its ticket.
-    pub(crate) fn ask(&mut self, to: SocketAddrV4, max_message_len: u64) -> u32 {
+    /// Asks for a session.
+    pub(crate) fn try_ask(&mut self, to: SocketAddrV4, max_message_len: u64) -> Reply {
         let request = self.request(max_message_len);
         let patience_ms = PATIENCE.as_millis() as u32;
         let call = Call::Request {
@@ -319,7 +319,12 @@ impl Client {
             request,
             patience_ms,
         };
-        match self.call(call) {
+        self.call(call)
+    }
+
+    /// Asks for a session; gives its ticket.
+    pub(crate) fn ask(&mut self, to: SocketAddrV4, max_message_len: u64) -> u32 {
+        match self.try_ask(to, max_message_len) {
             Reply::Requested(Decision::Requested(ticket)) => ticket,
             other => panic!("not requested: {other:?}"),
         }
