@@ -272,7 +272,7 @@ impl Daemon {
                 let max = self.config.share(admission::Limits::default().outgoing as u64) as usize;
                 if member.sent.len() >= SENT_MAX || sent_beside >= max {
                     return Err(format!(
-                        "a program has {SENT_MAX} sessions and requests at most, and those of a user {max} together: end some"
+                        "a program has {SENT_MAX} sessions and requests at most, and all of a user's {max}: end some"
                     ));
                 }
                 attachment.reachable(to)?;
