@@ -5,9 +5,11 @@ use std::mem::MaybeUninit;
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use lm_dataplane::ipc::*;
+use lm_dataplane::memory::Mapping;
 use lm_protocol::control::{ControlMessage, Grant, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::window::WindowShape;
@@ -47,6 +49,33 @@ pub(crate) fn memory(len: u64) -> OwnedFd {
     rustix::fs::ftruncate(&fd, len).unwrap();
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
     fd
+}
+
+/// What programs store where others read.
+pub(crate) const EXTREMES: [u64; 8] = [
+    u64::MAX,
+    0,
+    1,
+    i64::MAX as u64,
+    i64::MIN as u64,
+    u32::MAX as u64,
+    !0 << 32,
+    1_000_000_000,
+];
+
+/// Memory that the daemon handed out, as words that others use at the same time.
+pub(crate) struct Words(Mapping);
+
+impl Words {
+    pub(crate) fn of(map: &OwnedFd, len: u64) -> Words {
+        Words(Mapping::of_file(map.as_fd(), len).unwrap())
+    }
+
+    pub(crate) fn all(&self) -> &[AtomicU64] {
+        let (base, len) = (self.0.base().cast().as_ptr(), self.0.len() as usize / 8);
+        // SAFETY: a mapping of so many bytes, on a page's boundary, for as long as `self` lives; all accesses are atomic.
+        unsafe { std::slice::from_raw_parts(base, len) }
+    }
 }
 
 /// Works as another user, in the group of the same number.

@@ -1,22 +1,23 @@
 //! Programs without privileges that send real-time messages: they share their daemon's smoother.
 
 use std::net::SocketAddrV4;
+use std::num::NonZeroU32;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::ipc::Call;
+use lm_dataplane::ipc::{Call, Reply};
 use lm_dataplane::{
     Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session,
     SharedSmoother,
 };
-use lm_protocol::smoother::Parameters;
+use lm_protocol::smoother::{Credits, Parameters};
 use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use rustix::process::Signal;
 use xtask::bed::{Host, INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, wait_until};
-use crate::program::{Client, as_user};
+use crate::program::{Client, EXTREMES, Words, as_user};
 
 const USER: u32 = 2001;
 const LINK: [&str; 4] = ["--link-rate", "100M", "--allow-uid", "2001"];
@@ -119,7 +120,7 @@ fn receive(mut endpoint: Endpoint, ends: &AtomicBool) {
     let mut socket = real_time
         .socket(&mut endpoint, 1, &SocketConfig::default())
         .unwrap();
-    while !ends.load(Ordering::Relaxed) {
+    while !ends.load(Relaxed) {
         endpoint.wait(Duration::from_millis(1));
         while let Ok(Some(_)) = endpoint.try_recv() {}
         while socket.recv().is_some() {}
@@ -184,7 +185,7 @@ struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.store(true, Relaxed);
     }
 }
 
@@ -270,6 +271,84 @@ fn programs_declare_their_rates_together() {
     drop(other);
     wait_until("nobody has it", || daemon.interface().smoother.is_none());
     assert_eq!(ask().as_ref().declare(6095), Ok(()));
+}
+
+/// Memory that others write: for ten seconds a program stores extremes into each word of the page, while its owner and another program use it.
+/// Afterwards the owner hears, refreshes and gives the kernel's traffic its rate back; so does the next one, which finds the same page.
+#[test]
+fn whatever_programs_write_into_the_page_its_owner_goes_on() {
+    let Some(hosts) = Hosts::new("extremes") else { return };
+    let (path, left) = (hosts.socket(Side::Left), hosts.host(Side::Left));
+    let near = hosts.daemon_with(Side::Left, &LINK);
+    let mut attacker = Client::connect_as(&path, USER).hello();
+    let interface = INTERFACE.to_owned();
+    let (reply, beside) = attacker.call_beside(Call::Smooth { interface }, &[]);
+    assert_eq!(reply, Reply::Smoother);
+    let page = Words::of(&beside[0], size_of::<Credits>() as u64);
+    let ask = || as_user(USER, || SharedSmoother::ask(&path, INTERFACE)).unwrap();
+    let honest = ask();
+    let credits = honest.as_ref();
+    let is_held = || class(left).contains("rate 64Kbit");
+    let spend = || credits.spend(10, monotonic());
+    wait_until("real time has it all", || {
+        (0..100).for_each(|_| spend());
+        is_held()
+    });
+    let ends = AtomicBool::new(false);
+    let attack = || {
+        while !ends.load(Relaxed) {
+            for extreme in EXTREMES {
+                page.all().iter().for_each(|word| word.store(extreme, Relaxed));
+            }
+        }
+    };
+    let use_it = || {
+        while !ends.load(Relaxed) {
+            spend();
+            credits.give_back(credits.take(5, monotonic()));
+            let _ = (credits.next(), credits.declare(5), credits.rate().refresh_period());
+            credits.undeclare(5);
+            credits.tell_delayed(Duration::MAX);
+        }
+    };
+    std::thread::scope(|scope| {
+        let _ending = Ending(&ends);
+        scope.spawn(attack);
+        scope.spawn(use_it);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(10) {
+            smoother(&near);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    let hears = |daemon: &Daemon, credits: &Credits| {
+        let signals = smoother(daemon).signals;
+        wait_until("the owner hears of a loss", || {
+            credits.tell_lost(1);
+            smoother(daemon).signals > signals
+        });
+        wait_until("the kernel's traffic has its rate back", || !is_held());
+        assert!(credits.declare(6000).is_ok(), "no rate is to be had");
+        assert_eq!(credits.link_frames_per_second().map(NonZeroU32::get), Some(8127));
+        // Others have packets.
+        wait_until("a credit comes", || credits.take(1, monotonic()) > 0);
+    };
+    // What sockets had declared is not known any more, and is theirs to give back.
+    hears(&near, credits);
+    near.kill();
+    for extreme in EXTREMES {
+        page.all().iter().for_each(|word| word.store(extreme, Relaxed));
+        let near = hosts.daemon_with(Side::Left, &LINK);
+        hears(&near, ask().as_ref());
+        near.kill();
+    }
+}
+
+/// The classes of a host's interface.
+fn class(host: &Host) -> String {
+    let words = ["-n", host.name(), "class", "show", "dev", INTERFACE];
+    let shown = Command::new("tc").args(words).output().unwrap();
+    String::from_utf8(shown.stdout).unwrap()
 }
 
 #[test]
