@@ -89,7 +89,7 @@ pub struct Smoother<C = Box<Credits>> {
     parameters: Parameters,
     rate: Rate,
     credits: C,
-    /// When the rate is looked at next: at a refresh, whoever makes it.
+    /// When the rate is looked at next: at each refresh. The credits are told, and never asked: others may write there.
     next_look: Time,
     /// Losses that are no signal yet, in billionths of a packet, and packets that had left when that was counted.
     tolerated: i64,
@@ -135,24 +135,23 @@ impl<C: AsRef<Credits>> Smoother<C> {
                 }
                 Law::Paced => rate.credits_per_second = before.credits_per_second.clamp(least, most),
             }
-            credits.as_ref().set_rate(&rate);
-            credits.as_ref().mend(&rate, now);
         } else {
             credits.as_ref().begin(&rate, now);
         }
-        let link_frames = parameters.link_frames_per_second.get();
-        { &credits.as_ref().link_frames }.store(link_frames.into(), Relaxed);
+        let (link_frames, next_look) = (parameters.link_frames_per_second, now + rate.refresh_period);
+        credits.as_ref().mend(&rate, link_frames, now);
+        { &credits.as_ref().next_refresh_ns }.store(next_look.as_nanos(), Relaxed);
         Ok(Smoother {
             parameters,
             rate,
-            next_look: Time::from_nanos(credits.as_ref().next_refresh_ns.load(Relaxed)),
+            next_look,
             tolerated: 0,
             tolerated_at: credits.as_ref().sent.load(Relaxed),
             is_signalled: false,
             signals: 0,
             unwanted: 0,
             deaf_until: Time::ZERO,
-            delay_limit: Duration::from_secs(1) * DELAY_FRAMES / link_frames,
+            delay_limit: Duration::from_secs(1) * DELAY_FRAMES / link_frames.get(),
             credits,
         })
     }
@@ -201,7 +200,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
     pub fn look(&mut self, now: Time) {
         let (lost, delay_max_ns) = {
             let credits = self.credits();
-            credits.mend(&self.rate, now);
+            credits.mend(&self.rate, self.parameters.link_frames_per_second, now);
             (
                 credits.lost.swap(0, Relaxed),
                 credits.delay_max_ns.swap(0, Relaxed),
@@ -227,8 +226,12 @@ impl<C: AsRef<Credits>> Smoother<C> {
         self.credits().fill(&self.rate, now);
         if now >= self.next_look {
             self.adapt();
-            self.credits().refresh(&self.rate, now);
-            self.next_look = self.next_refresh();
+            let period = self.rate.refresh_period;
+            self.next_look = match self.next_look + period {
+                next if next > now => next,
+                _ => now + period,
+            };
+            self.credits().refresh_by_owner(&self.rate, now, self.next_look);
         }
     }
 
@@ -239,7 +242,7 @@ impl<C: AsRef<Credits>> Smoother<C> {
 
     /// When the next refresh is due.
     pub fn next_refresh(&self) -> Time {
-        Time::from_nanos(self.credits().next_refresh_ns.load(Relaxed))
+        self.next_look
     }
 
     /// How fast credits come.
@@ -308,11 +311,8 @@ impl<C: AsRef<Credits>> Smoother<C> {
     /// Losses that are no signal now: of 1/Z packets that leave one. The tolerance of CBD packets is kept, and one loss at least.
     fn tolerance(&self) -> i64 {
         let share = (self.parameters.loss_tolerance * CREDIT as f64) as i64; // at most one packet
-        let sent = self
-            .credits()
-            .sent
-            .load(Relaxed)
-            .saturating_sub(self.tolerated_at);
+        // Modulo 2^64: where others write, it may have been anything.
+        let sent = self.credits().sent.load(Relaxed).wrapping_sub(self.tolerated_at);
         let brought = share.saturating_mul(i64::try_from(sent).unwrap_or(i64::MAX));
         let most = CREDIT.max(share.saturating_mul(i64::from(self.parameters.bucket_depth)));
         self.tolerated.saturating_add(brought).min(most)

@@ -21,6 +21,9 @@ const PAUSE: Timespec = Timespec {
     tv_nsec: 200_000_000,
 };
 
+/// A moment that credits name may be wrong, where other programs write it: they are asked again after this time at the latest.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
 /// What holds an interface's other packets back.
 #[derive(Debug)]
 pub(crate) struct Smoothing {
@@ -259,7 +262,8 @@ impl Shaper for Smoothed {
             _ => {
                 let next = self.smoothing.with(self.asked, |credits, _| credits.next())??;
                 let ahead = self.smoothing.ahead;
-                Some(Time::ZERO + next.since(Time::ZERO + ahead))
+                let next = Time::ZERO + next.since(Time::ZERO + ahead);
+                Some(next.min(self.asked + ASK_AGAIN))
             }
         }
     }

@@ -277,7 +277,9 @@ fn programs_declare_their_rates_together() {
 /// Afterwards the owner hears, refreshes and gives the kernel's traffic its rate back; so does the next one, which finds the same page.
 #[test]
 fn whatever_programs_write_into_the_page_its_owner_goes_on() {
-    let Some(hosts) = Hosts::new("extremes") else { return };
+    let Some(hosts) = Hosts::new("extremes") else {
+        return;
+    };
     let (path, left) = (hosts.socket(Side::Left), hosts.host(Side::Left));
     let near = hosts.daemon_with(Side::Left, &LINK);
     let mut attacker = Client::connect_as(&path, USER).hello();
@@ -306,7 +308,11 @@ fn whatever_programs_write_into_the_page_its_owner_goes_on() {
         while !ends.load(Relaxed) {
             spend();
             credits.give_back(credits.take(5, monotonic()));
-            let _ = (credits.next(), credits.declare(5), credits.rate().refresh_period());
+            let _ = (
+                credits.next(),
+                credits.declare(5),
+                credits.rate().refresh_period(),
+            );
             credits.undeclare(5);
             credits.tell_delayed(Duration::MAX);
         }
@@ -328,12 +334,12 @@ fn whatever_programs_write_into_the_page_its_owner_goes_on() {
             smoother(daemon).signals > signals
         });
         wait_until("the kernel's traffic has its rate back", || !is_held());
-        assert!(credits.declare(6000).is_ok(), "no rate is to be had");
+        wait_until("rates may be declared", || credits.declare(6000).is_ok());
+        credits.undeclare(6000);
         assert_eq!(credits.link_frames_per_second().map(NonZeroU32::get), Some(8127));
         // Others have packets.
         wait_until("a credit comes", || credits.take(1, monotonic()) > 0);
     };
-    // What sockets had declared is not known any more, and is theirs to give back.
     hears(&near, credits);
     near.kill();
     for extreme in EXTREMES {

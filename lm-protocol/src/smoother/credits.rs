@@ -71,6 +71,14 @@ impl Rate {
         }
     }
 
+    /// Most that there are, in billionths.
+    fn full(&self) -> i64 {
+        match self.law {
+            Law::Paper => self.depth,
+            Law::Paced => self.burst(),
+        }
+    }
+
     /// Most that `paced` keeps, in billionths.
     #[inline]
     fn burst(&self) -> i64 {
@@ -79,7 +87,7 @@ impl Rate {
     }
 }
 
-/// Packets that took credits, and whether more would have.
+/// Packets that took credits, modulo 2^64, and whether more would have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Departures {
     /// Real-time and control packets.
@@ -98,7 +106,7 @@ const WANTED_AT_LOOK: u64 = 2;
 ///
 /// Each word is right for itself, whatever the others are, so that nothing orders their accesses: time is claimed by moving `filled_ns` or
 /// `next_refresh_ns`, and whoever moved one adds what it brings. In a page that processes share any word may be anything. That makes packets wait,
-/// or leave: its owner mends in a refresh period what nothing else would.
+/// or leave: its owner, which keeps its schedule for itself, mends each of them in a refresh period.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Credits {
@@ -167,11 +175,7 @@ impl Credits {
 
     /// Full, and the first refresh is in a period.
     pub(super) fn begin(&self, rate: &Rate, now: Time) {
-        let full = match rate.law {
-            Law::Paper => rate.depth,
-            Law::Paced => rate.burst(),
-        };
-        self.billionths.store(full, Relaxed);
+        self.billionths.store(rate.full(), Relaxed);
         self.filled_ns.store(now.as_nanos(), Relaxed);
         self.next_refresh_ns
             .store((now + rate.refresh_period).as_nanos(), Relaxed);
@@ -214,9 +218,22 @@ impl Credits {
             next = now + rate.refresh_period;
         }
         let claimed = { &self.next_refresh_ns }.compare_exchange(due_ns, next.as_nanos(), Relaxed, Relaxed);
-        if claimed.is_err() {
-            return;
+        if claimed.is_ok() {
+            self.bring(rate);
         }
+    }
+
+    /// The refresh that is due by its owner's schedule, unless a program has made it: what that leaves here is at most a period away, and clocks
+    /// are read a moment apart. The next one is at `next`.
+    pub(super) fn refresh_by_owner(&self, rate: &Rate, now: Time, next: Time) {
+        let due = Time::from_nanos(self.next_refresh_ns.swap(next.as_nanos(), Relaxed));
+        if due <= now || due > now + rate.refresh_period.saturating_mul(2) {
+            self.bring(rate);
+        }
+    }
+
+    /// What a refresh brings.
+    fn bring(&self, rate: &Rate) {
         let brought = match rate.law {
             Law::Paper => {
                 let here = i128::from(rate.depth) * i128::from(rate.here_per_second());
@@ -305,11 +322,11 @@ impl Credits {
         }
     }
 
-    /// What has left so far.
+    /// What has left so far: the difference of two looks is right whatever was in the page before.
     pub fn departures(&self) -> Departures {
-        let (first, others) = self.sent();
+        let (sent, others) = (self.sent.load(Relaxed), self.others.load(Relaxed));
         Departures {
-            first,
+            first: sent.wrapping_sub(others),
             others,
             others_wait: self.wanted.fetch_and(!WANTED_AT_LOOK, Relaxed) & WANTED_AT_LOOK != 0,
         }
@@ -369,8 +386,7 @@ impl Credits {
     /// How many are left: all together may declare three quarters of the link.
     pub fn declare(&self, packets_per_second: u32) -> Result<(), u64> {
         let more = u64::from(packets_per_second);
-        let most = (self.link_frames_per_second())
-            .map_or(u64::MAX, |link| u64::from(link.get()) * DECLARED_PERCENT / 100);
+        let most = self.link_frames_per_second().map_or(u64::MAX, most_declared);
         let sum = |declared: u64| declared.checked_add(more).filter(|sum| *sum <= most);
         let declared = self.declared.fetch_update(Relaxed, Relaxed, sum);
         declared
@@ -408,16 +424,21 @@ impl Credits {
     }
 
     /// What no packet and no look would ever mend. Clocks of processes that share a page are read a moment apart.
-    pub(super) fn mend(&self, rate: &Rate, now: Time) {
-        let period = rate.refresh_period;
-        if self.filled_ns.load(Relaxed) > (now + period).as_nanos() {
+    pub(super) fn mend(&self, rate: &Rate, link_frames: NonZeroU32, now: Time) {
+        self.set_rate(rate);
+        self.link_frames.store(link_frames.get().into(), Relaxed);
+        if self.filled_ns.load(Relaxed) > (now + rate.refresh_period).as_nanos() {
             self.filled_ns.store(now.as_nanos(), Relaxed);
         }
-        if self.next_refresh_ns.load(Relaxed) > (now + period.saturating_mul(2)).as_nanos() {
-            self.next_refresh_ns.store((now + period).as_nanos(), Relaxed);
-        }
-        if self.billionths.load(Relaxed) < -rate.depth {
-            self.billionths.store(-rate.depth, Relaxed);
-        }
+        self.change(|credits| credits.clamp(-rate.depth, rate.full()));
+        // How much it was is not known any more, and who declared it gives it back all the same.
+        let is_possible = |declared: u64| declared <= most_declared(link_frames);
+        let _ = { &self.declared }
+            .fetch_update(Relaxed, Relaxed, |declared| (!is_possible(declared)).then_some(0));
     }
+}
+
+/// Real-time packets a second that sockets may declare together.
+fn most_declared(link_frames_per_second: NonZeroU32) -> u64 {
+    u64::from(link_frames_per_second.get()) * DECLARED_PERCENT / 100
 }

@@ -65,25 +65,23 @@ proptest! {
         }
         let _ = credits.rate().refresh_period();
         let mut smoother = Smoother::over(credits, parameters, now).unwrap();
-        let written = words(page);
-        for (to, from) in [
-            (&smoother.credits.filled_ns, &written.filled_ns),
-            (&smoother.credits.next_refresh_ns, &written.next_refresh_ns),
-            (&smoother.credits.others, &written.others),
-            (&smoother.credits.others_at_refresh, &written.others_at_refresh),
-            (&smoother.credits.rate, &written.rate),
-            (&smoother.credits.lost, &written.lost),
-        ] {
-            to.store(from.load(Relaxed), Relaxed);
-        }
-        smoother.credits.billionths.store(written.billionths.load(Relaxed), Relaxed);
+        // After it has looked: it keeps nothing of what it reads there.
+        smoother.credits = words(page);
         let mut others = 0;
         for milli in 1000..1500 {
             let now = Time::from_millis(milli);
             smoother.look(now);
+            prop_assert!(now < smoother.next_refresh() && smoother.next_refresh() <= now + parameters.refresh_period_max);
             others += smoother.credits.take(100, now);
         }
         prop_assert!(others >= 4, "{others}");
         prop_assert_eq!(smoother.credits.rate(), smoother.rate());
+        let credits = smoother.credits();
+        prop_assert_eq!(credits.link_frames_per_second(), Some(parameters.link_frames_per_second));
+        prop_assert!(credits.whole().abs() <= 40 && credits.declare(1).is_ok());
+        // A look's difference to the next is right again.
+        let before = credits.departures();
+        credits.spend(3, now);
+        prop_assert_eq!(credits.departures().first.wrapping_sub(before.first), 3);
     }
 }

@@ -228,7 +228,7 @@ impl Share {
         let first = self.looks[0];
         let packets = look.packets.wrapping_sub(first.packets);
         if packets > 0 {
-            self.frame_len = (look.bytes - first.bytes) as f64 / f64::from(packets);
+            self.frame_len = look.bytes.saturating_sub(first.bytes) as f64 / f64::from(packets);
         }
     }
 
@@ -250,8 +250,10 @@ impl Share {
     /// What the kernel may send of so many credits a second.
     fn bytes_per_second(&self, credits_per_second: u32) -> u64 {
         let (first, others, others_wait) = self.span().map_or((0.0, 0.0, false), |(from, to, seconds)| {
-            let first = to.lm.first.saturating_sub(from.lm.first) as f64 / seconds;
-            let others = to.lm.others.saturating_sub(from.lm.others) as f64 / seconds;
+            // Modulo 2^64, and programs may write what is less than it was.
+            let grown = |to: u64, from: u64| (to.wrapping_sub(from) as i64).max(0) as f64 / seconds;
+            let first = grown(to.lm.first, from.lm.first);
+            let others = grown(to.lm.others, from.lm.others);
             (first, others, to.lm.others_wait)
         });
         let for_others = f64::from(credits_per_second) - first;
