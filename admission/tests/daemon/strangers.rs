@@ -1,13 +1,14 @@
 //! Programs that may not, lie, or die.
 
 use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use lm_dataplane::ipc::*;
 use xtask::bed::{BedConfig, Host, Side};
 
 use crate::bed::{Hosts, wait_until};
-use crate::program::{Client, MEMORY_LEN, memory, udp};
+use crate::program::{Client, EXTREMES, MEMORY_LEN, Words, memory, udp};
 
 #[test]
 fn only_who_is_on_the_list() {
@@ -234,6 +235,36 @@ fn who_goes_leaves_nothing() {
     });
     left.stop();
     right.stop();
+}
+
+/// Memory that others write: a program counts its queues' packets itself, and may say anything.
+#[test]
+fn whatever_programs_write_into_their_logs_the_daemon_goes_on() {
+    let Some(hosts) = Hosts::new("logs") else { return };
+    let daemon = hosts.daemon(Side::Left);
+    let (path, host) = (hosts.socket(Side::Left), hosts.host(Side::Left));
+    let mut program = Client::receiver(&path, host, 7168);
+    program.open(program.joined().general_queue.unwrap(), Role::General);
+    // A socket, and its log.
+    let logs = [1, 3].map(|at| Words::of(&program.channels[at], (1 << 15) * 16 + 4096));
+    for extreme in EXTREMES {
+        for log in &logs {
+            log.all().iter().for_each(|word| word.store(extreme, Relaxed));
+        }
+        // The sum of two.
+        let sum = extreme.wrapping_add(extreme);
+        assert_eq!(daemon.interface().packets["gate_pass_malformed"], sum);
+    }
+    logs.iter()
+        .for_each(|log| log.all().iter().for_each(|word| word.store(u64::MAX, Relaxed)));
+    drop(program);
+    wait_until("its queues are free", || {
+        daemon.interface().queues.iter().all(|queue| queue.role == "free")
+    });
+    // The logs are added to what is retired when the next program gets new ones.
+    Client::receiver(&path, host, 7170);
+    assert_eq!(daemon.interface().packets["gate_pass_malformed"], u64::MAX - 1);
+    daemon.stop();
 }
 
 #[test]
