@@ -112,7 +112,7 @@ impl Counters {
 
     /// Packets that the gate saw.
     pub fn total(&self) -> u64 {
-        self.iter().map(|(_, count)| count).sum()
+        self.iter().fold(0, |sum: u64, (_, count)| sum.wrapping_add(count))
     }
 
     /// What was counted since `earlier`, a snapshot of the same counters.
@@ -133,9 +133,9 @@ impl Counters {
         sum
     }
 
+    /// Modulo 2^64: a program counts its own queues in memory that it writes.
     pub(crate) fn add(&mut self, verdict: Verdict, count: u64) {
         let row = &mut self.rows[verdict as usize];
-        // What programs can write may be anything.
         *row = row.wrapping_add(count);
     }
 }
