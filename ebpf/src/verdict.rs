@@ -112,7 +112,8 @@ impl Counters {
 
     /// Packets that the gate saw.
     pub fn total(&self) -> u64 {
-        self.iter().fold(0, |sum: u64, (_, count)| sum.wrapping_add(count))
+        self.iter()
+            .fold(0, |sum: u64, (_, count)| sum.wrapping_add(count))
     }
 
     /// What was counted since `earlier`, a snapshot of the same counters.
