@@ -145,6 +145,17 @@ impl Client {
         rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
     }
 
+    /// As when it dies, also where a process that another test forked holds copies.
+    pub(crate) fn hang_up(&self) {
+        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both).unwrap();
+    }
+
+    /// The daemon's status, without a process of its own that asks for it.
+    pub(crate) fn status(&mut self) -> lm_admission::daemon::status::Status {
+        let (_, mut beside) = self.call_beside(Call::Status, &[]);
+        serde_json::from_reader(std::fs::File::from(beside.remove(0))).unwrap()
+    }
+
     /// Whether the daemon answers, and does not hang up.
     pub(crate) fn is_let_in(&mut self) -> bool {
         let call = Call::Hello { version: VERSION };

@@ -237,6 +237,40 @@ fn who_goes_leaves_nothing() {
     right.stop();
 }
 
+/// Whatever it waits for: the gate to be quiet, or the kernel to bind its socket.
+#[test]
+fn one_that_dies_with_a_call_under_way_is_gone_at_once() {
+    let Some(hosts) = Hosts::new("dies") else { return };
+    let daemon = hosts.daemon(Side::Left);
+    let (path, host) = (hosts.socket(Side::Left), hosts.host(Side::Left));
+    // Whoever comes behind finds it gone.
+    let status = || Client::connect(&path).hello().status();
+    let mut late = Vec::new();
+    for round in 0..20 {
+        let mut program = Client::receiver(&path, host, 7200 + round);
+        let (queue, memory) = (program.landing_queue(), memory(64 << 20));
+        match round % 2 {
+            0 => program.send(Call::Quiesce { queue }, &[]),
+            _ => program.send(
+                Client::channel_call(queue, Role::Landing, 64 << 20),
+                &[memory.as_fd()],
+            ),
+        };
+        // It has taken the call.
+        status();
+        program.hang_up();
+        let found = status();
+        let is_free = found.interfaces[0].queues.iter().all(|queue| queue.pid.is_none());
+        if !found.programs.is_empty() || !is_free {
+            late.push(round);
+        }
+        drop(program);
+        wait_until("it is gone", || status().programs.is_empty());
+    }
+    assert_eq!(late, [0; 0], "of 20 programs");
+    daemon.stop();
+}
+
 /// Memory that others write: a program counts its queues' packets itself, and may say anything.
 #[test]
 fn whatever_programs_write_into_their_logs_the_daemon_goes_on() {
