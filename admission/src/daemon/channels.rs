@@ -101,7 +101,7 @@ impl Daemon {
         };
         program.pending = Some((number, pending));
         let bind = channel.binding(attachment.index, memory);
-        if let Err(error) = self.workers.bind(id, queue, bind) {
+        if let Err(error) = self.workers.bind(attachment.stay, id, queue, bind) {
             program.pending = None;
             return Err(format!("no thread to open the channel on: {error}"));
         }
@@ -135,12 +135,20 @@ impl Daemon {
             }
             Done::Written => self.is_writing = false,
             Done::Bound {
+                stay,
                 program: id,
                 queue,
                 xsk,
             } => {
                 let Some(program) = self.programs.get_mut(&id) else {
-                    return;
+                    // It has died meanwhile, and its user has back what it took.
+                    drop(xsk);
+                    let is_there = false;
+                    return self.on_done(Done::Looked {
+                        stay,
+                        queue,
+                        is_there,
+                    });
                 };
                 let Some((number, Pending::Channel { xsk: slot, .. })) = &mut program.pending else {
                     return;

@@ -10,7 +10,7 @@ use mio::{Interest, Token};
 use super::program::{Program, ProgramId};
 use super::{Daemon, PROGRAMS};
 use crate::clock;
-use crate::socket::{Connection, Credentials};
+use crate::socket::{Broken, Connection, Credentials};
 
 /// Connections that are accepted in a turn, at most.
 const ACCEPTED_PER_TURN: usize = 16;
@@ -131,14 +131,18 @@ impl Daemon {
         self.accepting = true;
     }
 
-    pub(super) fn on_program_event(&mut self, id: ProgramId) {
+    pub(super) fn on_program_event(&mut self, id: ProgramId, hung_up: bool) {
         let Some(program) = self.programs.get_mut(&id) else {
             return;
         };
         program.readable = true;
+        program.hung_up |= hung_up;
         let flushed = program.connection.as_mut().map(Connection::flush);
         if let Some(Err(broken)) = flushed {
             self.drop_program(id, &broken.to_string());
+        } else if hung_up {
+            // What it has is free for whoever is read in this turn.
+            self.read_program(id);
         }
     }
 
@@ -151,18 +155,26 @@ impl Daemon {
             *first = next.min(*first);
         }
         for (_, id) in turn.into_values() {
-            let Some(program) = self.programs.get_mut(&id) else {
-                continue;
-            };
-            self.reads += 1;
-            program.read_at = self.reads;
-            match program.connection.as_ref().map(Connection::receive) {
-                Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
-                Some(Ok(None)) | None => program.readable = false,
-                Some(Err(broken)) => self.drop_program(id, &broken.to_string()),
-            }
+            self.read_program(id);
         }
         self.answer_question();
+    }
+
+    /// Takes a call of a program. One that hung up waits for no answer.
+    fn read_program(&mut self, id: ProgramId) {
+        let Some(program) = self.programs.get_mut(&id) else {
+            return;
+        };
+        if program.awaits_answer() {
+            return self.drop_program(id, &Broken::Ended.to_string());
+        }
+        self.reads += 1;
+        program.read_at = self.reads;
+        match program.connection.as_ref().map(Connection::receive) {
+            Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
+            Some(Ok(None)) | None => program.readable = false,
+            Some(Err(broken)) => self.drop_program(id, &broken.to_string()),
+        }
     }
 
     /// Questions come after everything that programs wait for to go on: one in each turn, of the users in turn.

@@ -325,7 +325,7 @@ impl Daemon {
                 LINKS => self.on_links(),
                 // Looked at in each turn, whether there is an event or not: reading costs no more than asking.
                 Token(token) if token < PROGRAMS => {}
-                Token(token) => self.on_program_event(ProgramId(token - PROGRAMS)),
+                Token(token) => self.on_program_event(ProgramId(token - PROGRAMS), event.is_read_closed()),
             }
         }
         self.receive();

@@ -98,6 +98,8 @@ pub(crate) struct Program {
     pub(crate) read_at: u64,
     /// Its socket may have more to read.
     pub(crate) readable: bool,
+    /// It hung up; what it said before is taken still, up to a call that must wait.
+    pub(crate) hung_up: bool,
     /// It could not take all that it was told, and is watched for when it can.
     pub(crate) is_deaf: bool,
     /// When it is given up, if it has not come back by then.
@@ -116,6 +118,7 @@ impl Program {
             question: None,
             read_at: 0,
             readable: true,
+            hung_up: false,
             is_deaf: false,
             awaited_until: None,
         }
@@ -133,14 +136,20 @@ impl Program {
             question: None,
             read_at: 0,
             readable: false,
+            hung_up: false,
             is_deaf: false,
             awaited_until: Some(until),
         }
     }
 
-    /// It may have a call, and no other is under way.
+    /// A call of its own is under way.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.pending.is_some() || self.question.is_some()
+    }
+
+    /// It may have a call that can be taken now, or it has hung up.
     pub(crate) fn can_be_read(&self) -> bool {
-        self.readable && self.pending.is_none() && self.question.is_none()
+        self.readable && (self.hung_up || !self.awaits_answer())
     }
 
     pub(crate) fn reply(&mut self, number: u32, reply: Reply, beside: Vec<OwnedFd>) -> Result<(), Broken> {

@@ -6,7 +6,8 @@ use lm_protocol::control::ControlMessage;
 use lm_protocol::time::Time;
 
 use super::Daemon;
-use super::program::{Program, ProgramId};
+use super::ground::Socket;
+use super::program::{Pending, Program, ProgramId};
 
 impl Daemon {
     /// Tells programs what the nodes and gates have for them.
@@ -165,6 +166,14 @@ impl Daemon {
             if attachment.ground.held_by(queue, id).is_some() {
                 attachment.ground.vacate(queue);
             }
+        }
+        if let Some((_, Pending::Channel { queue, xsk: None, .. })) = program.pending {
+            // The kernel is at it still: what that takes is its user's until then.
+            attachment.ground.sockets[usize::from(queue)] = Some(Socket {
+                uid: program.credentials.uid,
+                len_bytes: member.memory.get(&queue).copied().unwrap_or(0),
+                looked_for: true,
+            });
         }
         self.look_for_sockets();
     }

@@ -37,6 +37,7 @@ pub(crate) enum Done {
     Written,
     /// An XSK is bound, or why not.
     Bound {
+        stay: Stay,
         program: ProgramId,
         queue: u16,
         xsk: Result<Bound, String>,
@@ -117,6 +118,7 @@ impl Workers {
     /// Binds on a thread of its own: each program has one call under way at most.
     pub(crate) fn bind(
         &self,
+        stay: Stay,
         program: ProgramId,
         queue: u16,
         bind: impl FnOnce() -> Result<Bound, String> + Send + 'static,
@@ -124,7 +126,12 @@ impl Workers {
         let (tell, waker) = (self.tell.clone(), Arc::clone(&self.waker));
         thread::Builder::new().name("bind".to_owned()).spawn(move || {
             let xsk = bind();
-            let _ = tell.send(Done::Bound { program, queue, xsk });
+            let _ = tell.send(Done::Bound {
+                stay,
+                program,
+                queue,
+                xsk,
+            });
             let _ = waker.wake();
         })?;
         Ok(())
