@@ -231,6 +231,38 @@ fn strangers_do_not_fill_the_log() {
     assert!((1..40).contains(&lines), "{lines} lines");
 }
 
+/// Whatever lines their coming and going makes: of those that join, that leave, whose smoother cannot hold the kernel's traffic.
+#[test]
+fn programs_that_come_and_go_do_not_fill_the_log() {
+    let Some(hosts) = Hosts::new("comings") else {
+        return;
+    };
+    let (path, host) = (hosts.socket(Side::Left), hosts.host(Side::Left));
+    let foreign = [
+        "-n",
+        host.name(),
+        "qdisc",
+        "add",
+        "dev",
+        INTERFACE,
+        "root",
+        "bfifo",
+    ];
+    assert!(Command::new("tc").args(foreign).status().unwrap().success());
+    let daemon = hosts.daemon_with(Side::Left, &["--link-rate", "100M"]);
+    for round in 0..100 {
+        let mut program = Client::sender(&path, host, 7200 + round);
+        let interface = INTERFACE.to_owned();
+        assert_eq!(program.call(Call::Smooth { interface }), Reply::Smoother);
+        program.hang_up();
+    }
+    let said = daemon.stop().stderr;
+    for kind in ["joined", "a program ends", "and not the kernel's"] {
+        let lines = said.lines().filter(|line| line.contains(kind)).count();
+        assert!((1..40).contains(&lines), "{lines} lines of 100: {kind}");
+    }
+}
+
 /// A bpffs of the test's own.
 pub(crate) struct Bpffs(PathBuf);
 
