@@ -17,6 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::{self, Config, Settings};
 use crate::daemon::{self, Daemon, Reload, SetLog};
+use crate::lines::Bounded;
 use crate::reader::{self, Files, Reader};
 use crate::{key, privileges};
 
@@ -185,8 +186,11 @@ fn start_log(filter: &str) -> Result<SetLog, String> {
     let subscriber = tracing_subscriber::registry().with(filter);
     // Not on a terminal, whoever keeps the lines knows the time.
     let started = match is_terminal {
-        true => subscriber.with(lines).try_init(),
-        false => subscriber.with(lines.without_time()).try_init(),
+        true => subscriber.with(lines.map_event_format(Bounded::new)).try_init(),
+        false => {
+            let lines = lines.without_time().map_event_format(Bounded::new);
+            subscriber.with(lines).try_init()
+        }
     };
     started.map_err(|error| format!("cannot log: {error}"))?;
     Ok(Box::new(move |filter: &str| {

@@ -12,6 +12,7 @@ pub mod daemon;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod key;
+mod lines;
 mod metrics;
 mod pins;
 mod policy;

@@ -49,13 +49,8 @@ impl Daemon {
             Ok(Some((reply, beside))) => program.reply(number, reply, beside),
             Ok(None) => Ok(()),
             Err(what) => {
-                if let Some(withheld) = self.complaints.next(clock::now()) {
-                    tracing::info!(
-                        pid = program.credentials.pid,
-                        uid = program.credentials.uid,
-                        "refused: {what}{withheld}"
-                    );
-                }
+                let (pid, uid) = (program.credentials.pid, program.credentials.uid);
+                tracing::info!(pid, uid, "refused: {what}");
                 self.refusals += 1;
                 program.reply(number, Reply::Refused(what), Vec::new())
             }

@@ -9,7 +9,6 @@ use mio::{Interest, Token};
 
 use super::program::{Program, ProgramId};
 use super::{Daemon, PROGRAMS};
-use crate::clock;
 use crate::socket::{Broken, Connection, Credentials};
 
 /// Connections that are accepted in a turn, at most.
@@ -101,13 +100,8 @@ impl Daemon {
                 _ => None,
             };
             if let Some(why) = turned_away {
-                if let Some(withheld) = self.complaints.next(clock::now()) {
-                    tracing::warn!(
-                        pid = credentials.pid,
-                        uid = credentials.uid,
-                        "turned away: {why}{withheld}"
-                    );
-                }
+                let Credentials { pid, uid, .. } = credentials;
+                tracing::warn!(pid, uid, "turned away: {why}");
                 continue;
             }
             let id = ProgramId(self.next_program);

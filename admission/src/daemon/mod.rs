@@ -14,7 +14,6 @@
 mod attachment;
 mod calls;
 mod channels;
-mod complaints;
 mod connections;
 mod ground;
 mod interfaces;
@@ -49,7 +48,6 @@ use crate::pins::Pins;
 use crate::ports::Received;
 use crate::socket::{Connection, Credentials, Listener};
 use attachment::Attachment;
-use complaints::Complaints;
 use program::{Program, ProgramId};
 use state::State;
 use worker::Workers;
@@ -129,7 +127,6 @@ pub struct Daemon {
     accepting: bool,
     calls: u64,
     refusals: u64,
-    complaints: Complaints,
 }
 
 /// Random bits from the kernel.
@@ -236,7 +233,6 @@ impl Daemon {
             accepting: true,
             calls: 0,
             refusals: 0,
-            complaints: Complaints::default(),
         };
         let state = State::read(&daemon.config.state_dir);
         // At the start each of them must be there.
