@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{ConnectError, ConnectOptions, EndpointConfig};
 use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Outcome, Policy};
-use lm_protocol::control::RejectReason;
+use lm_protocol::control::{ControlMessage, End, RejectReason};
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
 use lm_protocol::time::Time;
 
 use crate::bed::{Daemon, PATIENCE, wait_until};
-use crate::forger::request;
+use crate::forger::{encoded, request};
 use crate::form::{At, Bed, CONTROL, Form, HONEST, RECEIVER};
 use crate::program::udp;
 use crate::traffic::{assert_delivered, content, open, send, settle, up_to};
@@ -256,6 +256,50 @@ pub(crate) fn another_key(form: Form) {
         assert!((2..=5).contains(&asked), "asked {asked} times in half a second");
         assert_eq!((interface.datagrams["accepted"], interface.hosts), (0, 0));
     }
+}
+
+/// Ends of sessions that there are not, and whatever is of another version: who says so may stand under a forged address, and each answer goes
+/// there.
+pub(crate) fn strangers_ends_and_other_versions_are_answered_in_measure(form: Form) {
+    const TIMES: u128 = 20_000;
+    let Some(bed) = Bed::new(form) else { return };
+    let socket = udp(bed.host(At::Attacker), 7300);
+    socket.set_nonblocking(true).unwrap();
+    let flood = || {
+        let (begun, mut answers, mut buffer) = (Instant::now(), 0, [0; 512]);
+        for number in 0..TIMES {
+            let end = End {
+                session_key: 1 + number as u64,
+                messages: 1,
+            };
+            let end = encoded(&ControlMessage::End(end), number as u32);
+            let mut of_another_version = end.clone();
+            of_another_version[0] = 1 << 4 | of_another_version[0] & 0xf;
+            for (datagram, to) in [
+                (&end, CONTROL),
+                (&of_another_version, CONTROL),
+                (&of_another_version, RECEIVER),
+            ] {
+                // A full queue is what a flood makes.
+                let _ = socket.send_to(datagram, to);
+            }
+            while let Ok(len) = socket.recv(&mut buffer) {
+                assert!(len <= end.len(), "{len} bytes for {}", end.len());
+                answers += 1;
+            }
+        }
+        (answers, begun.elapsed().as_millis())
+    };
+    let ((answers, millis), _) =
+        bed.beside_receiver(&bed.config(At::Receiver), || bed.on(At::Attacker, flood));
+    // 64 in as many milliseconds from each port.
+    let most = 2 * (millis + 3 * 64);
+    println!("{answers} answers in {millis} ms");
+    assert!(
+        answers <= most,
+        "{answers} answers to {} datagrams in {millis} ms",
+        3 * TIMES
+    );
 }
 
 /// Whatever comes to the control port meanwhile, who is honest has its sessions.

@@ -42,6 +42,7 @@ attacks! {
     control::altered_truncated_and_replayed: embedded | daemon;
     control::another_key: embedded | daemon;
     control::a_flood_keeps_nobody_out: embedded | daemon;
+    control::strangers_ends_and_other_versions_are_answered_in_measure: embedded | daemon;
     // As somebody else, or as an earlier life of somebody.
     introductions::forged_small_messages_reset_nobody: embedded | daemon;
     introductions::a_sender_that_began_anew_is_heard_at_once: embedded | daemon;
