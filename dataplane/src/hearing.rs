@@ -9,6 +9,7 @@ use lm_protocol::control::{
 };
 use lm_protocol::introduction::is_same_incarnation;
 use lm_protocol::session::Refusal;
+use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_CONTROL, TYPE_EAGER};
 
@@ -66,7 +67,7 @@ impl<P: Port> Engine<P> {
         let speaks_ours = known.is_some_and(|peer| {
             peer.incarnation.is_some() && now_ns.saturating_sub(peer.heard_ns) < OTHER_VERSION_SILENT_NS
         });
-        if speaks_ours || !self.admission.introductions.may_challenge(now_ns) {
+        if speaks_ours {
             return;
         }
         let request_id = match (
@@ -86,8 +87,10 @@ impl<P: Port> Engine<P> {
             ) => request_id,
             _ => return,
         };
-        let refusal = Refusal::from(RejectReason::Version).to_message();
-        self.send_control(Socket::Data, from, request_id, &refusal);
+        if (self.admission.introductions.answers).may_answer(Time::from_nanos(now_ns)) {
+            let refusal = Refusal::from(RejectReason::Version).to_message();
+            self.send_control(Socket::Data, from, request_id, &refusal);
+        }
     }
 
     #[cold]

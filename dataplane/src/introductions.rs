@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::control::Proof;
-use lm_protocol::introduction::Cookies;
+use lm_protocol::introduction::{Answers, Cookies};
 use lm_protocol::time::Time;
 
 use crate::entropy::Entropy;
@@ -19,6 +19,8 @@ pub(crate) struct Introductions {
     /// The millisecond that `sent` is of.
     since_ms: u64,
     sent: u32,
+    /// To those that are not challenged.
+    pub(crate) answers: Answers,
     allow: Vec<(Ipv4Addr, u8)>,
 }
 
@@ -32,6 +34,7 @@ impl Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,
             sent: 0,
+            answers: Answers::default(),
             allow,
         }
     }

@@ -88,6 +88,28 @@ impl Cookies {
     }
 }
 
+/// Answers to whoever has proved nothing, whose address may be a forged one, in so many milliseconds at most.
+const ANSWERS: u32 = 64;
+const ANSWERS_PERIOD: Duration = Duration::from_millis(64);
+
+/// Counts them. What is not answered is repeated by whoever is honest.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    since: Time,
+    sent: u32,
+}
+
+impl Answers {
+    /// Whether one more may be sent now.
+    pub fn may_answer(&mut self, now: Time) -> bool {
+        if now.since(self.since) >= ANSWERS_PERIOD {
+            (self.since, self.sent) = (now, 0);
+        }
+        self.sent = self.sent.saturating_add(1);
+        self.sent <= ANSWERS
+    }
+}
+
 fn period(now: Time) -> u64 {
     now.as_nanos() / PERIOD.as_nanos() as u64
 }

@@ -14,6 +14,7 @@ use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, T
 use crate::control::{
     ControlError, ControlMessage, End, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
 };
+use crate::introduction::Answers;
 use crate::session::{Refusal, Session};
 use crate::time::Time;
 use crate::wire::lm::LmError;
@@ -38,6 +39,8 @@ pub struct Node {
     /// Number of the last claim, or of the last time that this host became active.
     pub(super) last_number: u64,
     counters: Counters,
+    /// To hosts that have proved nothing: where there is no key.
+    answers: Answers,
 }
 
 impl Node {
@@ -62,6 +65,7 @@ impl Node {
             announced: Announced::Nothing,
             last_number: 0,
             counters: Counters::default(),
+            answers: Answers::default(),
             config,
         }
     }
@@ -302,7 +306,7 @@ impl Node {
             Ok(Some(taken)) => (&mut self.counters.accepted, taken),
             Ok(None) => (&mut self.counters.impossible, Taken::Malformed),
             Err(ControlError::VersionMismatch { theirs, request_id }) => {
-                let is_asked = self.answer_version(from, header.port, theirs, request_id, body, out);
+                let is_asked = self.answer_version(now, from, header.port, theirs, request_id, body, out);
                 // Whoever asked is told in words.
                 let taken = if is_asked {
                     Taken::Used
@@ -462,6 +466,8 @@ impl Node {
             }
             ControlMessage::End(end) => {
                 let mut taken = Taken::Used;
+                let receiver = self.receivers.get(&port);
+                let is_known = receiver.is_some_and(|receiver| receiver.grantor.knows(from, end.session_key));
                 let reply = match self.receivers.get_mut(&port) {
                     Some(receiver) => {
                         let session = receiver.grantor.session(end.session_key);
@@ -483,7 +489,9 @@ impl Node {
                         heard: None,
                     })),
                 };
-                if let Some(message) = reply {
+                if let Some(message) = reply
+                    && (is_known || self.may_answer(now))
+                {
                     self.transmit(from, port, &Message::Session { request_id, message }, out);
                 }
                 taken
@@ -512,8 +520,10 @@ impl Node {
 
     /// A host of the cluster speaks another version: an applicant learns it from the answer, and a request gets one. Gives whether it
     /// was the answer.
+    #[expect(clippy::too_many_arguments, reason = "two of them say what to answer")]
     fn answer_version(
         &mut self,
+        now: Time,
         from: SocketAddrV4,
         port: u16,
         theirs: u8,
@@ -529,11 +539,16 @@ impl Node {
             (self.outgoing).handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
         self.say(said, out);
         // The kind's place is the same in all versions; an answer to an answer would be answered again.
-        if !is_asked && matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) {
+        if !is_asked && matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) && self.may_answer(now) {
             let message = Refusal::from(RejectReason::Version).to_message();
             self.transmit(from, port, &Message::Session { request_id, message }, out);
         }
         is_asked
+    }
+
+    /// Whether one more answer may be sent to whoever has shown no more than that it can send.
+    fn may_answer(&mut self, now: Time) -> bool {
+        self.config.key.is_some() || self.answers.may_answer(now)
     }
 
     /// Does everything that is due.

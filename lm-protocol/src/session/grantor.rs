@@ -271,6 +271,14 @@ impl Grantor {
             .count()
     }
 
+    /// Whether there is, or was a moment ago, a session with this key of this peer's.
+    pub fn knows(&self, from: SocketAddrV4, session_key: u64) -> bool {
+        let past = self.past.iter().flatten();
+        let mut past = past.map(|past| (past.peer, past.ended.session_key));
+        let is_its = |session: &Session| session.peer == from;
+        self.session(session_key).is_some_and(is_its) || past.any(|past| past == (from, session_key))
+    }
+
     /// Whether the request needs no decision any more: it has its session, or its session ended.
     pub fn is_decided(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
         self.session_of(from, request_id, request).is_some() || self.is_late(from, request_id, request)
