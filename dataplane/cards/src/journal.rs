@@ -1,8 +1,9 @@
 //! What was changed of a device, written down *before* it is changed, so that it can be undone by whoever comes next.
 //!
 //! One file for each interface and kind of change, `/run/lm/KIND/INDEX-NAMESPACE.json`, replaced as a whole: it names the process that made
-//! the changes (by id and start time, since ids are used again) and, for each change, what was there before and what is there now.
-//! While that process lives, nobody else makes changes of that kind. When it is gone, the next one undoes its changes first.
+//! the changes (by id and start time, since ids are used again), the namespace (whose number is used again as well), and for each change what
+//! was there before and what is there now. While that process lives, nobody else makes changes of that kind. When it is gone, the next one
+//! undoes its changes first.
 //!
 //! A change is undone only if the device still has what was put there. What somebody else has set since then is theirs.
 //!
@@ -11,6 +12,7 @@
 use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -157,6 +159,22 @@ fn started(stat: &str) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// The calling thread's network namespace, as no other is ever called: the number of its inode, in the file's name, is the next one's as soon
+/// as it is gone.
+#[expect(unsafe_code, reason = "an option that no crate has")]
+fn namespace() -> io::Result<String> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
+    let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    let (to, to_len) = ((&raw mut cookie).cast(), &raw mut len);
+    // SAFETY: both are live, and writable for their length.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, to, to_len) } {
+        0 => Ok(format!("{}-{cookie}", boot.trim())),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// The file's contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record<C> {
@@ -165,6 +183,9 @@ pub(crate) struct Record<C> {
     /// The card, so that its changes are not undone on another one with the same index.
     pub(crate) driver: String,
     pub(crate) bus: String,
+    /// Where the interface is; `None` in files of earlier versions, which are believed.
+    #[serde(default)]
+    namespace: Option<String>,
     /// In the order in which they were made.
     pub(crate) changes: Vec<C>,
 }
@@ -176,6 +197,7 @@ impl<C> Record<C> {
             owner,
             driver: driver.name,
             bus: driver.bus,
+            namespace: None,
             changes: Vec::new(),
         }
     }
@@ -247,17 +269,7 @@ impl Store {
         if text.len() as u64 > LEN_MAX {
             return Err(wrong("it is too long".to_owned()));
         }
-        let record: Record<C> = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        if record.version != VERSION {
-            let version = record.version;
-            return Err(wrong(format!(
-                "version {version} of the file's format is not known"
-            )));
-        }
-        if !record.changes.iter().all(C::is_possible) {
-            return Err(wrong("one of its changes cannot be".to_owned()));
-        }
-        Ok(Some(record))
+        parse(&text).map(Some).map_err(wrong)
     }
 
     /// Replaces it: whoever reads finds the old record or the new one, after a crash too.
@@ -273,6 +285,19 @@ impl Store {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+}
+
+/// What the text of a file says.
+pub(crate) fn parse<C: Change>(text: &str) -> Result<Record<C>, String> {
+    let record: Record<C> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if record.version != VERSION {
+        let version = record.version;
+        return Err(format!("version {version} of the file's format is not known"));
+    }
+    match record.changes.iter().all(C::is_possible) {
+        true => Ok(record),
+        false => Err("one of its changes cannot be".to_owned()),
     }
 }
 
@@ -302,6 +327,12 @@ pub(crate) fn recover<C: Change>(
     let Some(record) = store.read::<C>(path, lock).map_err(state)? else {
         return Ok(false);
     };
+    let here = namespace().map_err(state)?;
+    if record.namespace.as_ref().is_some_and(|of| *of != here) {
+        // The namespace that it speaks of is gone, with its interfaces' settings.
+        store.remove(path, lock).map_err(state)?;
+        return Ok(false);
+    }
     if record.owner.is_alive() {
         return Err(JournalError::InUse {
             pid: record.owner.pid,
@@ -336,7 +367,10 @@ impl<C: Change> Journal<C> {
         Ok(Journal {
             store: store.clone(),
             path,
-            record: Record::new(Owner::this()?, driver),
+            record: Record {
+                namespace: Some(namespace()?),
+                ..Record::new(Owner::this()?, driver)
+            },
         })
     }
 
