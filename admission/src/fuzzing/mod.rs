@@ -185,6 +185,31 @@ const HELLO: Asked = Asked {
     call: Call::Hello { version: VERSION },
 };
 
+/// A configuration file: what is wrong is said in a line, and what is right keeps its bounds.
+pub fn configuration(bytes: &[u8]) {
+    use crate::config::{Config, line_of, parse};
+    let text = String::from_utf8_lossy(bytes);
+    let told = match parse("lm.toml".as_ref(), &text) {
+        Err(told) => told,
+        Ok(settings) => match Config::new(settings) {
+            Ok(config) => {
+                let (queues, machine) = (config.queues_per_user(64), 1 << 30);
+                assert!(
+                    (1..=64).contains(&queues) && config.programs_per_user() >= 1,
+                    "{config:?}"
+                );
+                assert!(config.memory_per_user_bytes(machine) <= config.memory_per_user_bytes(u64::MAX));
+                return assert!(config.fixed_differences(&config).is_empty());
+            }
+            Err(error) => {
+                line_of(&text, error.key);
+                error.to_string()
+            }
+        },
+    };
+    assert!(!told.contains('\n'), "{told}");
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
@@ -202,6 +227,11 @@ mod tests {
         }
         let replayed = std::thread::spawn(move || replay(target, work)).join();
         replayed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+
+    #[test]
+    fn the_corpus_of_configuration_is_survived() {
+        replay("configuration", super::configuration);
     }
 
     #[test]

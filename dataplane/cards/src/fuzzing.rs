@@ -14,6 +14,11 @@ pub fn steering(bytes: &[u8]) {
     crate::steering::recover_from(bytes);
 }
 
+/// The shaping journal that a process left when it died.
+pub fn shaping(bytes: &[u8]) {
+    crate::shaping::recover_from(&String::from_utf8_lossy(bytes));
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
@@ -25,6 +30,11 @@ mod tests {
     #[test]
     fn the_corpus_of_netlink_is_survived() {
         replay("netlink", super::netlink);
+    }
+
+    #[test]
+    fn the_corpus_of_shaping_is_survived() {
+        replay("shaping", super::shaping);
     }
 
     #[test]

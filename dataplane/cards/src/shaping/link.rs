@@ -140,7 +140,16 @@ const CLASSLESS: [&str; 11] = [
 
 impl Qdisc {
     pub(super) fn is_restorable(&self) -> bool {
-        self.handle != 0 && self.handle & 0xffff == 0 && CLASSLESS.contains(&self.kind.as_str())
+        let is_known = CLASSLESS.contains(&self.kind.as_str());
+        self.handle != 0 && self.handle & 0xffff == 0 && is_known
+    }
+
+    /// What makes it again.
+    pub(super) fn attributes(&self) -> Vec<TcAttribute> {
+        let options = TcAttribute::Other(DefaultNla::new(TCA_OPTIONS, self.options.clone()));
+        let options = (!self.options.is_empty()).then_some(options);
+        let kind = TcAttribute::Kind(self.kind.clone());
+        [kind].into_iter().chain(options).collect()
     }
 }
 
@@ -229,14 +238,8 @@ impl Link {
             let ours = RouteNetlinkMessage::DelQueueDiscipline(self.message(root, ROOT_HANDLE, Vec::new()));
             return self.order(ROOT, &ours, 0);
         };
-        let mut attributes = vec![TcAttribute::Kind(before.kind.clone())];
-        if !before.options.is_empty() {
-            attributes.push(TcAttribute::Other(DefaultNla::new(
-                TCA_OPTIONS,
-                before.options.clone(),
-            )));
-        }
-        let before = RouteNetlinkMessage::NewQueueDiscipline(self.message(root, before.handle, attributes));
+        let before = self.message(root, before.handle, before.attributes());
+        let before = RouteNetlinkMessage::NewQueueDiscipline(before);
         self.order(ROOT, &before, NLM_F_CREATE | NLM_F_REPLACE)
     }
 

@@ -195,3 +195,21 @@ impl Drop for Shaping {
         }
     }
 }
+
+/// A journal that a process left when it died: what is believed of it can be undone, and is the same again when it is written.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn recover_from(text: &str) {
+    use crate::journal::{Change as _, parse};
+    let Ok(record) = parse::<Change>(text) else { return };
+    let again = serde_json::to_string(&record).expect("a record");
+    assert_eq!(parse(&again).as_ref(), Ok(&record));
+    for change in &record.changes {
+        assert!(change.is_possible());
+        if let Change::Root { before: Some(before) } = change {
+            let message =
+                netlink_packet_route::tc::TcMessage::from_parts(Default::default(), before.attributes());
+            let message = netlink_packet_route::RouteNetlinkMessage::NewQueueDiscipline(message);
+            crate::netlink::serialized(&message, 0);
+        }
+    }
+}
