@@ -138,9 +138,12 @@ const CLASSLESS: [&str; 11] = [
     "tbf",
 ];
 
+/// No qdisc has longer options, in bytes; an attribute's length has 16 bits.
+const OPTIONS_MAX: usize = 1 << 12;
+
 impl Qdisc {
     pub(super) fn is_restorable(&self) -> bool {
-        let is_known = CLASSLESS.contains(&self.kind.as_str());
+        let is_known = CLASSLESS.contains(&self.kind.as_str()) && self.options.len() <= OPTIONS_MAX;
         self.handle != 0 && self.handle & 0xffff == 0 && is_known
     }
 
