@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use lm_dataplane::ipc::*;
@@ -52,29 +52,17 @@ pub(crate) fn memory(len: u64) -> OwnedFd {
 }
 
 /// What programs store where others read.
-pub(crate) const EXTREMES: [u64; 8] = [
-    u64::MAX,
-    0,
-    1,
-    i64::MAX as u64,
-    i64::MIN as u64,
-    u32::MAX as u64,
-    !0 << 32,
-    1_000_000_000,
-];
+pub(crate) const EXTREMES: [u64; 6] = [u64::MAX, 0, 1, i64::MAX as u64, i64::MIN as u64, !0 << 32];
 
-/// Memory that the daemon handed out, as words that others use at the same time.
-pub(crate) struct Words(Mapping);
+/// Memory that the daemon handed out, in which others read and write at the same time.
+pub(crate) struct Words(pub(crate) Mapping);
 
 impl Words {
-    pub(crate) fn of(map: &OwnedFd, len: u64) -> Words {
-        Words(Mapping::of_file(map.as_fd(), len).unwrap())
-    }
-
-    pub(crate) fn all(&self) -> &[AtomicU64] {
-        let (base, len) = (self.0.base().cast().as_ptr(), self.0.len() as usize / 8);
-        // SAFETY: a mapping of so many bytes, on a page's boundary, for as long as `self` lives; all accesses are atomic.
-        unsafe { std::slice::from_raw_parts(base, len) }
+    pub(crate) fn fill(&self, with: u64) {
+        for at in 0..self.0.len() as usize / 8 {
+            // SAFETY: a mapping of so many words, on a page's boundary, for as long as `self` lives; all accesses are atomic.
+            unsafe { AtomicU64::from_ptr(self.0.base().cast::<u64>().as_ptr().add(at)) }.store(with, Relaxed);
+        }
     }
 }
 

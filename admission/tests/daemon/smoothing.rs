@@ -1,12 +1,13 @@
 //! Programs without privileges that send real-time messages: they share their daemon's smoother.
 
 use std::net::SocketAddrV4;
-use std::num::NonZeroU32;
+use std::os::fd::AsFd as _;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::ipc::{Call, Reply};
+use lm_dataplane::ipc::Call;
+use lm_dataplane::memory::Mapping;
 use lm_dataplane::{
     Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session,
     SharedSmoother,
@@ -280,51 +281,57 @@ fn whatever_programs_write_into_the_page_its_owner_goes_on() {
     let Some(hosts) = Hosts::new("extremes") else {
         return;
     };
-    let (path, left) = (hosts.socket(Side::Left), hosts.host(Side::Left));
-    let near = hosts.daemon_with(Side::Left, &LINK);
+    let (path, near) = (hosts.socket(Side::Left), hosts.daemon_with(Side::Left, &LINK));
+    let call = Call::Smooth {
+        interface: INTERFACE.to_owned(),
+    };
     let mut attacker = Client::connect_as(&path, USER).hello();
-    let interface = INTERFACE.to_owned();
-    let (reply, beside) = attacker.call_beside(Call::Smooth { interface }, &[]);
-    assert_eq!(reply, Reply::Smoother);
-    let page = Words::of(&beside[0], size_of::<Credits>() as u64);
+    let (_, beside) = attacker.call_beside(call, &[]);
+    let page = Words(Mapping::of_file(beside[0].as_fd(), size_of::<Credits>() as u64).unwrap());
     let ask = || as_user(USER, || SharedSmoother::ask(&path, INTERFACE)).unwrap();
-    let honest = ask();
+    let (honest, class) = (
+        ask(),
+        [
+            "-n",
+            hosts.host(Side::Left).name(),
+            "class",
+            "show",
+            "dev",
+            INTERFACE,
+        ],
+    );
     let credits = honest.as_ref();
-    let is_held = || class(left).contains("rate 64Kbit");
-    let spend = || credits.spend(10, monotonic());
+    let is_held = || {
+        let shown = Command::new("tc").args(class).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap().contains("rate 64Kbit")
+    };
     wait_until("real time has it all", || {
-        (0..100).for_each(|_| spend());
+        (0..100).for_each(|_| credits.spend(10, monotonic()));
         is_held()
     });
-    let ends = AtomicBool::new(false);
-    let attack = || {
+    let (ends, begun) = (AtomicBool::new(false), Instant::now());
+    let until_it_ends = |work: &dyn Fn()| {
         while !ends.load(Relaxed) {
-            for extreme in EXTREMES {
-                page.all().iter().for_each(|word| word.store(extreme, Relaxed));
-            }
-        }
-    };
-    let use_it = || {
-        while !ends.load(Relaxed) {
-            spend();
-            credits.give_back(credits.take(5, monotonic()));
-            let _ = (
-                credits.next(),
-                credits.declare(5),
-                credits.rate().refresh_period(),
-            );
-            credits.undeclare(5);
-            credits.tell_delayed(Duration::MAX);
+            work()
         }
     };
     std::thread::scope(|scope| {
         let _ending = Ending(&ends);
-        scope.spawn(attack);
-        scope.spawn(use_it);
-        let begun = Instant::now();
+        scope.spawn(|| until_it_ends(&|| EXTREMES.iter().for_each(|extreme| page.fill(*extreme))));
+        scope.spawn(|| {
+            until_it_ends(&|| {
+                credits.spend(10, monotonic());
+                credits.give_back(credits.take(5, monotonic()));
+                let _ = (
+                    credits.next(),
+                    credits.declare(5),
+                    credits.rate().refresh_period(),
+                );
+                credits.tell_delayed(Duration::MAX);
+            })
+        });
         while begun.elapsed() < Duration::from_secs(10) {
             smoother(&near);
-            std::thread::sleep(Duration::from_millis(200));
         }
     });
     let hears = |daemon: &Daemon, credits: &Credits| {
@@ -334,27 +341,17 @@ fn whatever_programs_write_into_the_page_its_owner_goes_on() {
             smoother(daemon).signals > signals
         });
         wait_until("the kernel's traffic has its rate back", || !is_held());
-        wait_until("rates may be declared", || credits.declare(6000).is_ok());
-        credits.undeclare(6000);
-        assert_eq!(credits.link_frames_per_second().map(NonZeroU32::get), Some(8127));
-        // Others have packets.
+        assert_eq!(credits.link_frames_per_second().map(u32::from), Some(8127));
         wait_until("a credit comes", || credits.take(1, monotonic()) > 0);
     };
     hears(&near, credits);
     near.kill();
     for extreme in EXTREMES {
-        page.all().iter().for_each(|word| word.store(extreme, Relaxed));
+        page.fill(extreme);
         let near = hosts.daemon_with(Side::Left, &LINK);
         hears(&near, ask().as_ref());
         near.kill();
     }
-}
-
-/// The classes of a host's interface.
-fn class(host: &Host) -> String {
-    let words = ["-n", host.name(), "class", "show", "dev", INTERFACE];
-    let shown = Command::new("tc").args(words).output().unwrap();
-    String::from_utf8(shown.stdout).unwrap()
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Programs that may not, lie, or die.
 
 use std::os::fd::AsFd as _;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use lm_dataplane::ipc::*;
+use lm_dataplane::memory::Mapping;
 use xtask::bed::{BedConfig, Host, Side};
 
 use crate::bed::{Hosts, wait_until};
@@ -237,15 +237,14 @@ fn who_goes_leaves_nothing() {
     right.stop();
 }
 
-/// Whatever it waits for: the gate to be quiet, or the kernel to bind its socket.
+/// Whatever it waits for: the gate to be quiet, or the kernel to bind its socket. Whoever comes behind it finds it gone.
 #[test]
 fn one_that_dies_with_a_call_under_way_is_gone_at_once() {
     let Some(hosts) = Hosts::new("dies") else { return };
     let daemon = hosts.daemon(Side::Left);
     let (path, host) = (hosts.socket(Side::Left), hosts.host(Side::Left));
-    // Whoever comes behind finds it gone.
-    let status = || Client::connect(&path).hello().status();
-    let mut late = Vec::new();
+    let ask = || Client::connect(&path).hello().status();
+    let mut late = 0;
     for round in 0..20 {
         let mut program = Client::receiver(&path, host, 7200 + round);
         let (queue, memory) = (program.landing_queue(), memory(64 << 20));
@@ -257,17 +256,15 @@ fn one_that_dies_with_a_call_under_way_is_gone_at_once() {
             ),
         };
         // It has taken the call.
-        status();
+        ask();
         program.hang_up();
-        let found = status();
+        let found = ask();
         let is_free = found.interfaces[0].queues.iter().all(|queue| queue.pid.is_none());
-        if !found.programs.is_empty() || !is_free {
-            late.push(round);
-        }
+        late += u32::from(!found.programs.is_empty() || !is_free);
         drop(program);
-        wait_until("it is gone", || status().programs.is_empty());
+        wait_until("it is gone", || ask().programs.is_empty());
     }
-    assert_eq!(late, [0; 0], "of 20 programs");
+    assert_eq!(late, 0, "of 20 programs");
     daemon.stop();
 }
 
@@ -280,24 +277,22 @@ fn whatever_programs_write_into_their_logs_the_daemon_goes_on() {
     let mut program = Client::receiver(&path, host, 7168);
     program.open(program.joined().general_queue.unwrap(), Role::General);
     // A socket, and its log.
-    let logs = [1, 3].map(|at| Words::of(&program.channels[at], (1 << 15) * 16 + 4096));
-    for extreme in EXTREMES {
-        for log in &logs {
-            log.all().iter().for_each(|word| word.store(extreme, Relaxed));
-        }
-        // The sum of two.
-        let sum = extreme.wrapping_add(extreme);
-        assert_eq!(daemon.interface().packets["gate_pass_malformed"], sum);
+    let log = |at: usize| Words(Mapping::of_file(program.channels[at].as_fd(), (1 << 19) + 4096).unwrap());
+    let (logs, malformed) = (
+        [log(1), log(3)],
+        || daemon.interface().packets["gate_pass_malformed"],
+    );
+    for extreme in EXTREMES.into_iter().rev() {
+        logs.iter().for_each(|log| log.fill(extreme));
+        assert_eq!(malformed(), extreme.wrapping_add(extreme));
     }
-    logs.iter()
-        .for_each(|log| log.all().iter().for_each(|word| word.store(u64::MAX, Relaxed)));
-    drop(program);
+    // They are added to what is retired when the queues get new ones.
+    program.hang_up();
+    let is_free = |queue: &lm_admission::daemon::status::QueueStatus| queue.role == "free";
     wait_until("its queues are free", || {
-        daemon.interface().queues.iter().all(|queue| queue.role == "free")
+        daemon.interface().queues.iter().all(is_free)
     });
-    // The logs are added to what is retired when the next program gets new ones.
-    Client::receiver(&path, host, 7170);
-    assert_eq!(daemon.interface().packets["gate_pass_malformed"], u64::MAX - 1);
+    assert_eq!(malformed(), u64::MAX - 1);
     daemon.stop();
 }
 
