@@ -159,18 +159,17 @@ fn started(stat: &str) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The calling thread's network namespace, as no other is ever called: the number of its inode, in the file's name, is the next one's as soon
-/// as it is gone.
+/// The calling thread's network namespace, by a number that no other gets before the next boot: that of its inode, in the file's name, is the
+/// next one's as soon as it is gone.
 #[expect(unsafe_code, reason = "an option that no crate has")]
-fn namespace() -> io::Result<String> {
+fn namespace() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let socket = std::os::unix::net::UnixDatagram::unbound()?;
     let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
     let (to, to_len) = ((&raw mut cookie).cast(), &raw mut len);
     // SAFETY: both are live, and writable for their length.
     match unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, to, to_len) } {
-        0 => Ok(format!("{}-{cookie}", boot.trim())),
+        0 => Ok(cookie),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -185,7 +184,7 @@ pub(crate) struct Record<C> {
     pub(crate) bus: String,
     /// Where the interface is; `None` in files of earlier versions, which are believed.
     #[serde(default)]
-    namespace: Option<String>,
+    namespace: Option<u64>,
     /// In the order in which they were made.
     pub(crate) changes: Vec<C>,
 }
@@ -328,7 +327,7 @@ pub(crate) fn recover<C: Change>(
         return Ok(false);
     };
     let here = namespace().map_err(state)?;
-    if record.namespace.as_ref().is_some_and(|of| *of != here) {
+    if record.namespace.is_some_and(|of| of != here) {
         // The namespace that it speaks of is gone, with its interfaces' settings.
         store.remove(path, lock).map_err(state)?;
         return Ok(false);
