@@ -16,5 +16,6 @@ mod pipelining;
 mod quota;
 mod receiving;
 mod resume;
+mod strangers;
 mod suite;
 mod transfers;

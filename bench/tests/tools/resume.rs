@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::bed::{Bed, Ended, Tool, content, names, wait_until};
 use rustix::process::Signal;
 
-const LEN: usize = 12 << 20;
+pub(crate) const LEN: usize = 12 << 20;
 const MESSAGE_LEN: u64 = 256 << 10;
 
 fn send(bed: &Bed, file: &Path, options: &[&str]) -> Tool {
@@ -23,7 +23,7 @@ fn part(directory: &Path) -> Option<PathBuf> {
 }
 
 /// A transfer of the file that has come to a third.
-fn under_way(bed: &Bed, file: &Path, directory: &Path, options: &[&str]) -> Tool {
+pub(crate) fn under_way(bed: &Bed, file: &Path, directory: &Path, options: &[&str]) -> Tool {
     let sender = send(bed, file, &[&["--rate", "40M"], options].concat());
     wait_until("too little comes", || {
         let found = part(directory).and_then(|part| fs::metadata(part).ok());
@@ -33,7 +33,7 @@ fn under_way(bed: &Bed, file: &Path, directory: &Path, options: &[&str]) -> Tool
 }
 
 /// Goes on, and returns how many bytes had not to be sent again.
-fn resume(bed: &Bed, file: &Path) -> u64 {
+pub(crate) fn resume(bed: &Bed, file: &Path) -> u64 {
     let ended: Ended = send(bed, file, &["--resume"]).end();
     let report = ended.expect_code(0).json();
     let (sent, resumed) = (&report["bytes"], report["resumed_bytes"].as_u64().unwrap());

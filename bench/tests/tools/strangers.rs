@@ -1,0 +1,278 @@
+//! Strangers that an `lm-recv` takes for senders: UDP sockets that prove their address, and speak the transfers' protocol as it suits them.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+
+use lm_bench::transfer::wire::{CONTROL_TAG, Control, Plan, Status, TransferId};
+use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof};
+use lm_protocol::wire::lm::{LmHeader, Trailer, parse_datagram};
+
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, content, names, wait_until};
+use crate::resume::{LEN, resume, under_way};
+
+const ATTACKER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 66);
+
+/// A data address of a stranger's.
+struct Stranger {
+    socket: UdpSocket,
+    from: SocketAddrV4,
+    sender_id: u64,
+    /// Number of the next message, and the packets that are not acknowledged.
+    next: u32,
+    unacknowledged: Vec<(u32, Vec<u8>)>,
+    /// Whether it acknowledges what it is told.
+    acknowledges: bool,
+    heard: Vec<Control>,
+}
+
+impl Stranger {
+    /// So many at one address of the sending host, which it gets.
+    fn at(bed: &Bed, ip: Ipv4Addr, count: u16) -> Vec<Stranger> {
+        bed.try_ip(Host::Sender, &format!("address add {ip}/24 dev {INTERFACE}"));
+        let one = |port: u16| {
+            let socket = bed.udp_socket(Host::Sender, &format!("{ip}:{port}"));
+            socket.connect((RECEIVER, 7168)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            Stranger {
+                socket,
+                from: SocketAddrV4::new(ip, port),
+                sender_id: u64::from(port) << 20 | 1,
+                next: 0,
+                unacknowledged: Vec::new(),
+                acknowledges: true,
+                heard: Vec::new(),
+            }
+        };
+        (0..count).map(|n| one(7300 + n)).collect()
+    }
+
+    fn packet(&self, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
+        let trailer = Trailer::new(header, payload, self.from);
+        let head = header.encode(payload.len() as u16);
+        [&head[..], payload, trailer.as_bytes()].concat()
+    }
+
+    /// Sends a message of one fragment.
+    fn send(&mut self, tag: u64, payload: &[u8]) {
+        let (sender_id, number) = (self.sender_id, self.next);
+        let header = LmHeader::Eager {
+            sender_id,
+            number,
+            tag,
+            digested: true,
+            acknowledges: None,
+        };
+        let packet = self.packet(&header, payload);
+        // Refused where nothing listens any more, and sent again where it is lost.
+        let _ = self.socket.send(&packet);
+        self.unacknowledged.push((number, packet));
+        self.next += 1;
+    }
+
+    fn say(&mut self, control: &Control) {
+        self.send(CONTROL_TAG, &control.encode());
+    }
+
+    fn start(&mut self, transfer: u32, plan: Plan, key: u64, resume: bool) -> TransferId {
+        let transfer = TransferId::new(transfer).unwrap();
+        self.say(&Control::Start {
+            transfer,
+            ipfrag: false,
+            plan,
+            key: Some(key),
+            resume,
+        });
+        transfer
+    }
+
+    /// Takes what came; answers challenges, and sends again what they dropped.
+    fn hear(&mut self) {
+        let mut bytes = [0; 2048];
+        while let Ok(len) = self.socket.recv(&mut bytes) {
+            let Ok((header, payload)) = parse_datagram(&bytes[..len]) else {
+                continue;
+            };
+            match header {
+                LmHeader::Control { .. } => {
+                    let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(&bytes[..len])
+                    else {
+                        continue;
+                    };
+                    let proof = ControlMessage::Proof(Proof {
+                        sender_id: challenge.sender_id,
+                        cookie: challenge.cookie,
+                        data_port: self.from.port(),
+                        uncompleted_max: 192,
+                        word: [0; 16],
+                    });
+                    let mut proved = [0; MAX_CONTROL_LEN];
+                    let len = proof.encode(0, &mut proved);
+                    let _ = self.socket.send(&proved[..len]);
+                    self.repeat();
+                }
+                LmHeader::EagerAck { next, .. } => self.unacknowledged.retain(|(number, _)| *number >= next),
+                LmHeader::Eager {
+                    sender_id,
+                    number,
+                    acknowledges,
+                    ..
+                } => {
+                    if let Some(got) = acknowledges {
+                        self.unacknowledged.retain(|(number, _)| *number >= got.next);
+                    }
+                    let ack = LmHeader::EagerAck {
+                        sender_id,
+                        next: number + 1,
+                        limit: number + 64,
+                    };
+                    if self.acknowledges {
+                        let _ = self.socket.send(&self.packet(&ack, &[]));
+                    }
+                    self.heard.extend(Control::parse(payload));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn repeat(&self) {
+        for (_, packet) in &self.unacknowledged {
+            let _ = self.socket.send(packet);
+        }
+    }
+
+    /// Goes on until something is so. What is not acknowledged it sends again.
+    fn until(&mut self, what: &str, mut is_so: impl FnMut(&Stranger) -> bool) {
+        let mut turns = 0;
+        wait_until(what, || {
+            self.hear();
+            turns += 1;
+            if turns % 50 == 0 {
+                self.repeat();
+            }
+            is_so(self)
+        });
+    }
+
+    /// Waits until all that it said has come.
+    fn settle(&mut self) {
+        self.until("a stranger is not heard", |it| it.unacknowledged.is_empty());
+    }
+
+    /// Waits for so many answers.
+    fn wait_for(&mut self, what: &str, count: usize, is_it: impl Fn(&Control) -> bool) {
+        self.until(what, |it| {
+            it.heard.iter().filter(|heard| is_it(heard)).count() >= count
+        });
+    }
+}
+
+/// Files of which all is to come, in messages of that length.
+fn endless(message_len: u64) -> Plan {
+    Plan::new(None, message_len).unwrap()
+}
+
+fn abort(transfer: TransferId) -> Control {
+    Control::End {
+        transfer,
+        status: Status::Aborted,
+        bytes: 0,
+        messages: 0,
+    }
+}
+
+/// Three transfers ask about 40 GiB each, in a packet each: others send meanwhile, and go on with their files.
+#[test]
+fn questions_keep_no_sender_out() {
+    const HELD: u64 = 40 << 30;
+    let Some(bed) = Bed::new() else { return };
+    let (file, directory) = (bed.file("file", LEN), bed.directory("in"));
+    for key in 0..3 {
+        let part = fs::File::create(directory.join(format!(".{ATTACKER}-{key:016x}.part"))).unwrap();
+        part.set_len(HELD).unwrap();
+    }
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    under_way(&bed, &file, &directory, &[])
+        .interrupt()
+        .expect_code(130);
+    receiver.wait_for_line("the sender gave up");
+    let mut strangers = Stranger::at(&bed, ATTACKER, 3);
+    for (key, stranger) in (0..).zip(&mut strangers) {
+        let transfer = stranger.start(1, endless(1 << 20), key, true);
+        stranger.wait_for("no READY", 1, |it| {
+            matches!(it, Control::Ready { held: HELD, .. })
+        });
+        stranger.say(&Control::Check {
+            transfer,
+            offset: 0,
+            block_len: HELD,
+            end: HELD,
+        });
+        stranger.settle();
+    }
+    assert!(resume(&bed, &file) > LEN as u64 / 8);
+    for stranger in &mut strangers {
+        stranger.hear();
+        let is_answered = |it: &Control| matches!(it, Control::Digests { .. });
+        assert!(!stranger.heard.iter().any(is_answered), "nothing was worked at");
+    }
+    receiver.interrupt().expect_code(130);
+}
+
+/// A message of one byte whose index is far ahead, and one behind a hole: what is kept, and counted, is what lies before.
+#[test]
+fn only_what_is_contiguous_is_kept() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--max-bytes", "4000"]);
+    let longest = || {
+        let lens = names(&directory)
+            .into_iter()
+            .map(|name| fs::metadata(directory.join(name)).unwrap().len());
+        lens.max().unwrap_or_default()
+    };
+    let [stranger] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
+        unreachable!()
+    };
+    let far = stranger.start(1, endless(1 << 30), 1, false);
+    stranger.send(far.data_tag(40), b"x");
+    // The second answer comes when the message was taken.
+    stranger.start(1, endless(1 << 30), 1, false);
+    stranger.wait_for("no READY", 2, |it| matches!(it, Control::Ready { .. }));
+    assert_eq!(longest(), 0, "bytes of a file that has one");
+    stranger.say(&abort(far));
+    let behind = stranger.start(2, endless(1000), 2, false);
+    for index in [0, 900] {
+        stranger.send(behind.data_tag(index), &content(1000));
+    }
+    stranger.say(&abort(behind));
+    let is_over = |it: &Control| matches!(it, Control::Result { transfer, .. } if *transfer == behind);
+    stranger.wait_for("no RESULT", 1, is_over);
+    let kept = format!(".{ATTACKER}-{:016x}.part", 2);
+    assert_eq!(names(&directory), [&kept[..]]);
+    assert_eq!(longest(), 1000);
+    // Of 4000 bytes it has 1000.
+    bed.send_to_end(&[bed.file("file", 3000).to_str().unwrap()])
+        .expect_code(0);
+    receiver.interrupt().expect_code(130);
+}
+
+/// A stranger that acknowledges nothing: what it is told waits, and nothing else.
+#[test]
+fn an_answer_that_is_not_taken_holds_up_no_other() {
+    let Some(bed) = Bed::new() else { return };
+    let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let [deaf] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
+        unreachable!()
+    };
+    deaf.acknowledges = false;
+    for _ in 0..20 {
+        (0..30).for_each(|_| _ = deaf.start(1, endless(1000), 1, false));
+        deaf.settle();
+    }
+    for _ in 0..3 {
+        bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
+    }
+    receiver.interrupt().expect_code(130);
+}
