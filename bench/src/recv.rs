@@ -1,6 +1,7 @@
 //! `lm-recv`: takes transfers from other hosts and writes them out of the messages' own memory.
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -35,6 +36,9 @@ const DISK_MAX: Duration = Duration::from_millis(1);
 
 /// How long the last answers may take to be confirmed before the program ends.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
+/// Answers that one address may have without acknowledging them. There are transmit frames for 62 such addresses.
+const UNACKNOWLEDGED_MAX: usize = 64;
 
 /// Refusals shown per second; a hostile sender can cause any number of them.
 const REFUSALS_SHOWN_EVERY: Duration = Duration::from_millis(200);
@@ -134,6 +138,8 @@ struct Tool {
     receiver: Receiver<PeerId, Message>,
     /// Messages that are arriving, of peers that send a transfer.
     arriving: Vec<Incoming>,
+    /// Of each answer that is not acknowledged, where it went.
+    unacknowledged: Vec<(PeerId, Ipv4Addr)>,
     meter: Meter,
     interrupt: Interrupt,
     options: Options,
@@ -221,6 +227,7 @@ impl Tool {
             endpoint,
             receiver,
             arriving: Vec::new(),
+            unacknowledged: Vec::new(),
             meter,
             interrupt,
             options,
@@ -248,7 +255,7 @@ impl Tool {
             match self.endpoint.try_recv() {
                 Ok(Some(message)) => self.take(message, now),
                 Ok(None) if self.write_shown(now) => {}
-                Ok(None) if self.receiver.is_closing() => self.endpoint.wait(DISK_MAX),
+                Ok(None) if self.receiver.is_waiting() => self.endpoint.wait(DISK_MAX),
                 Ok(None) => self.endpoint.wait(IDLE_MAX),
                 Err(error @ RecvError::Incomplete { peer, .. }) => {
                     self.receiver
@@ -351,19 +358,32 @@ impl Tool {
     }
 
     fn send_replies(&mut self) {
-        while let Some((peer, control)) = self.receiver.take_reply() {
-            match link::try_send_control(&mut self.endpoint, peer, &control) {
-                Ok(_) => {}
-                Err(SendError::WouldBlock) => {
-                    self.receiver.return_reply(peer, control);
-                    break;
-                }
+        for _ in 0..self.receiver.replies() {
+            let Some((peer, control)) = self.receiver.take_reply() else {
+                break;
+            };
+            // A peer that is gone asks no more.
+            let Some(to) = self.endpoint.peer(peer).address() else {
+                continue;
+            };
+            let theirs = self.unacknowledged.iter().filter(|(_, ip)| ip == to.ip());
+            let sent = match theirs.count() {
+                UNACKNOWLEDGED_MAX.. => Err(SendError::WouldBlock),
+                _ => link::try_send_control(&mut self.endpoint, peer, &control),
+            };
+            match sent {
+                Ok(()) => self.unacknowledged.push((peer, *to.ip())),
+                // One peer's waits for what that peer acknowledges, and the others' do not.
+                Err(SendError::WouldBlock) => self.receiver.return_reply(peer, control),
                 // A peer that is gone asks no more; the others go on.
                 Err(error) => self.tell_refusal(&format!("cannot answer: {}", cli::chain(&error))),
             }
         }
         // Nobody here waits for confirmations, but who confirms nothing any more is not there.
         while let Some(completion) = self.endpoint.try_completion() {
+            let mut answers = self.unacknowledged.iter();
+            let answer = answers.position(|(peer, _)| *peer == completion.peer);
+            let _ = answer.map(|at| self.unacknowledged.swap_remove(at));
             if completion.outcome == Outcome::TimedOut {
                 self.receiver.on_gone(completion.peer, Instant::now());
             }
@@ -413,7 +433,7 @@ impl Tool {
     fn say_farewell(&mut self) {
         let until = Instant::now() + FAREWELL_MAX;
         self.send_replies();
-        while self.receiver.has_replies() && Instant::now() < until {
+        while self.receiver.replies() > 0 && Instant::now() < until {
             self.endpoint.wait(IDLE_MAX);
             self.endpoint.poll();
             self.send_replies();

@@ -6,15 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
 
 use super::space::Room;
 use super::{
-    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT_NS, digest, lacks, numbered,
-    parent,
+    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT_NS, lacks, numbered, parent,
 };
-use crate::transfer::wire::{Digest, Refusal};
+use crate::transfer::wire::Refusal;
 
 /// The names of a file under way; removes the partial one when dropped, unless it is to be kept.
 #[derive(Debug)]
@@ -105,12 +104,12 @@ impl Destination {
         self.held
     }
 
-    /// The digest of the bytes `from..to` of what is there; see [`digest`].
+    /// The file, for reading what is there.
     ///
     /// # Errors
-    /// What the file system reports.
-    pub fn digest(&self, from: u64, to: u64, between: &mut dyn FnMut() -> bool) -> io::Result<Digest> {
-        digest(&self.file, from, to.min(self.held), between)
+    /// What the kernel reports.
+    pub(crate) fn reader(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 
     /// Leaves of what is there the first `len` bytes.
@@ -128,6 +127,8 @@ impl Destination {
         };
         let is_something = self.file.metadata().is_ok_and(|found| found.len() > 0);
         partial.keep = keep && partial.is_part && is_something;
+        // A reader may still have the file open, and no lock shall outlive the transfer.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         partial.keep
     }
 

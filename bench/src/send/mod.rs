@@ -16,6 +16,7 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 
 pub use self::shape::Options;
+pub(crate) use self::shape::SEND_MEMORY_MAX;
 use self::shape::Shape;
 use crate::cli::{self, Failure};
 use crate::input::Input;

@@ -16,7 +16,7 @@ const DATAGRAM_MAX: u64 = 65_507;
 
 /// Send memory, as long as one message does not need more: beyond this, waiting for a message's confirmation costs less
 /// than its memory.
-const SEND_MEMORY_MAX: u64 = 256 << 20;
+pub(crate) const SEND_MEMORY_MAX: u64 = 256 << 20;
 
 /// Smallest piece of send memory; every region is rounded up to pages, and the arena may be fragmented.
 const SEND_MEMORY_MIN: u64 = 1 << 20;

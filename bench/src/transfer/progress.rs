@@ -87,10 +87,10 @@ impl Sequence {
         u64::from(index).saturating_mul(self.plan.message_len)
     }
 
-    /// Where the last message that has arrived ends, or what was there.
+    /// Where the first message that is missing begins: all before it has arrived, or was there.
     #[must_use]
-    pub fn end_of_arrived(&self) -> u64 {
-        let end = self.end.saturating_mul(self.plan.message_len);
+    pub fn contiguous(&self) -> u64 {
+        let end = self.next.saturating_mul(self.plan.message_len);
         self.total_len.map_or(end, |total| end.min(total))
     }
 

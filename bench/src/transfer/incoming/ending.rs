@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
-use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver};
+use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, Receiver, queue};
 use crate::output::OutputError;
 use crate::size::approximate;
 use crate::transfer::wire::{Control, Refusal, Status, TransferId};
@@ -96,16 +96,16 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     pub(super) fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
         let mut incoming = self.active.swap_remove(position);
-        let cut = incoming.cut_shown();
+        let cut = incoming.cut_loose();
         let (mut over, destination) = incoming.split();
         // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
         let keep = match status {
             Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
             Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
         };
-        if destination.abandon(keep) {
+        if destination.abandon(keep && cut.is_some()) {
             // The others still take their place.
-            over.written = cut;
+            over.written = cut.unwrap_or_default();
         }
         self.failed(&over, status, text, now);
     }
@@ -166,10 +166,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn reply(&mut self, peer: P, control: Control) {
-        if self.replies.len() == REPLIES_MAX {
-            self.replies.pop_front();
-        }
-        self.replies.push_back((peer, control));
+        queue(&mut self.replies, (peer, control));
     }
 
     pub(super) fn tell(&mut self, event: Event) {

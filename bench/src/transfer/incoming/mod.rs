@@ -5,6 +5,7 @@
 //! waiting and ended transfers remembered are all limited by constants.
 
 mod ending;
+mod hashing;
 mod one;
 mod quota;
 mod shown;
@@ -12,17 +13,20 @@ mod shown;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lm_admission::Policy;
 
+use self::hashing::{Hasher, Question};
 use self::quota::Quota;
 use self::shown::Shown;
 use super::outgoing::REPEAT_EVERY;
 use super::progress::Sequence;
 use super::wire::{CONTROL_TAG, Control, ControlError, Plan, Refusal, Status, TransferId};
 use crate::output::{Destination, Output, OutputError, Source};
+use crate::send::SEND_MEMORY_MAX;
 use crate::size::ByteSize;
 
 /// A sender that is silent for so long is asked whether it is there, as often as it should speak: a live one says ALIVE every second.
@@ -32,14 +36,23 @@ const ASK_AFTER: Duration = Duration::from_secs(3);
 /// is what a well-behaved sender needs.
 const EARLY_MAX: usize = 64;
 
-/// How long one question for digests is worked at; what is left is asked for again.
-const CHECK_MAX: Duration = Duration::from_secs(1);
+/// A file's message is written before those ahead of it where it leaves a hole of so many bytes at most: what one sender has under way.
+const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
+
+/// Messages of a file that are further ahead: the last, short one can overtake a long one.
+const AHEAD_MAX: usize = 1;
 
 /// Ended transfers whose RESULT can be asked for again.
 const ENDED_MAX: usize = 256;
 
 /// Answers that wait to be sent. More are dropped, the oldest first: senders ask again.
 const REPLIES_MAX: usize = 256;
+
+/// Of these, answers to one peer.
+const REPLIES_OF_PEER_MAX: usize = 8;
+
+/// Answers of which it is tried again at once whether they can be sent.
+const STUCK_TRIED: usize = 8;
 
 /// Events that wait to be told.
 const EVENTS_MAX: usize = 256;
@@ -129,7 +142,9 @@ struct Incoming<P, M> {
     searching: bool,
     /// Bytes written, which are gone when it fails.
     written: u64,
-    /// Messages ahead of their turn, for a stream output.
+    /// What is asked about the bytes that are there.
+    question: Option<Arc<Question>>,
+    /// Messages ahead of their turn.
     early: Vec<(u32, M)>,
     /// Messages that are arriving, of which some is written.
     shown: Vec<Shown>,
@@ -169,8 +184,11 @@ pub struct Receiver<P, M> {
     closing: Vec<Closing<P>>,
     ended: VecDeque<Ended<P>>,
     replies: VecDeque<(P, Control)>,
+    /// Answers that could not be sent.
+    stuck: VecDeque<(P, Control)>,
     events: VecDeque<Event>,
     totals: Totals,
+    hasher: Hasher,
 }
 
 impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
@@ -188,8 +206,10 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             closing: Vec::new(),
             ended: VecDeque::new(),
             replies: VecDeque::new(),
+            stuck: VecDeque::new(),
             events: VecDeque::new(),
             totals: Totals::default(),
+            hasher: Hasher::default(),
         }
     }
 
@@ -212,10 +232,10 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         self.active.is_empty() && self.closing.is_empty()
     }
 
-    /// Whether the disk is waited for, which wakes nobody up: [`poll_timeout`](Self::poll_timeout) asks it.
+    /// Whether the disk is waited for, or digests are, which wakes up nothing: [`poll_timeout`](Self::poll_timeout) asks.
     #[must_use]
-    pub fn is_closing(&self) -> bool {
-        !self.closing.is_empty()
+    pub fn is_waiting(&self) -> bool {
+        !self.closing.is_empty() || self.active.iter().any(|incoming| incoming.question.is_some())
     }
 
     /// The sum of the totals of the transfers under way, as far as their senders know them; for a progress bar.
@@ -229,18 +249,18 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// The next answer to send, if any.
     pub fn take_reply(&mut self) -> Option<(P, Control)> {
-        self.replies.pop_front()
+        self.replies.pop_front().or_else(|| self.stuck.pop_front())
     }
 
-    /// Puts back an answer that could not be sent now.
+    /// Puts back an answer that could not be sent now: behind all others, whose peers may take theirs.
     pub fn return_reply(&mut self, peer: P, control: Control) {
-        self.replies.push_front((peer, control));
+        queue(&mut self.stuck, (peer, control));
     }
 
-    /// Whether answers wait to be sent.
+    /// How many answers are to be tried now; 0 where none waits.
     #[must_use]
-    pub fn has_replies(&self) -> bool {
-        !self.replies.is_empty()
+    pub fn replies(&self) -> usize {
+        self.replies.len() + self.stuck.len().min(STUCK_TRIED)
     }
 
     /// The next event to tell, if any.
@@ -259,7 +279,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         between: &mut dyn FnMut() -> bool,
     ) -> Taken {
         if tag == CONTROL_TAG {
-            return self.on_control(peer, from, &message, now, between);
+            return self.on_control(peer, from, &message, now);
         }
         let Some((position, index)) = self.data(peer, tag) else {
             self.totals.stray_data += 1;
@@ -297,7 +317,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     /// Gives up transfers whose sender has been silent for longer than `patience`, asks those that are silent for a while, and ends
-    /// those that the disk has.
+    /// those that the disk has. Gives the digests that were asked for.
     pub fn poll_timeout(&mut self, now: Instant, patience: Duration) {
         while let Some(position) = self.closing.iter().position(|closing| closing.disk.is_finished()) {
             self.close(position, now);
@@ -313,7 +333,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         for position in 0..self.active.len() {
             let incoming = &mut self.active[position];
             let (peer, transfer) = (incoming.peer, incoming.transfer);
-            if silent_for(incoming) > ASK_AFTER
+            if let Some(answered) = (incoming.question).take_if(|asked| asked.answer.get().is_some()) {
+                let digests = answered.answer.get().cloned().unwrap_or_default();
+                let (offset, block_len) = (answered.offset, answered.block_len);
+                let answer = Control::Digests {
+                    transfer,
+                    offset,
+                    block_len,
+                    digests,
+                };
+                self.reply(peer, answer);
+            } else if (silent_for(incoming) > ASK_AFTER || incoming.question.is_some())
                 && now.saturating_duration_since(incoming.asked) >= REPEAT_EVERY
             {
                 incoming.asked = now;
@@ -324,7 +354,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// Gives up every transfer under way: the receiver is told to stop. Those that only wait for the disk end as it says.
     pub fn stop(&mut self, now: Instant) {
-        while self.is_closing() {
+        while !self.closing.is_empty() {
             self.close(0, now);
         }
         while !self.active.is_empty() {
@@ -355,14 +385,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             .any(|closing| closing.over.peer == peer && closing.over.transfer == transfer)
     }
 
-    fn on_control(
-        &mut self,
-        peer: P,
-        from: Ipv4Addr,
-        message: &[u8],
-        now: Instant,
-        between: &mut dyn FnMut() -> bool,
-    ) -> Taken {
+    fn on_control(&mut self, peer: P, from: Ipv4Addr, message: &[u8], now: Instant) -> Taken {
         match Control::parse(message) {
             Ok(Control::Start {
                 transfer,
@@ -385,16 +408,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     return Taken::Stray;
                 };
                 self.active[position].last_heard = now;
-                let digests = self.active[position].digests(offset, block_len, end, between);
-                self.reply(
-                    peer,
-                    Control::Digests {
-                        transfer,
-                        offset,
-                        block_len,
-                        digests,
-                    },
-                );
+                self.active[position].ask((offset, block_len, end), &mut self.hasher);
             }
             Ok(Control::Begin { transfer, first }) => self.on_begin(peer, transfer, first, now),
             Ok(Control::End {
@@ -501,6 +515,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     sequence,
                     resumed: 0,
                     written: 0,
+                    question: None,
                     early: Vec::new(),
                     shown: Vec::new(),
                     last_heard: now,
@@ -580,6 +595,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         self.settle(position, begun, now);
     }
+}
+
+/// One more answer; what is too much goes, first of the same peer.
+fn queue<P: Eq>(replies: &mut VecDeque<(P, Control)>, reply: (P, Control)) {
+    let theirs = replies.iter().filter(|(peer, _)| *peer == reply.0);
+    let oldest = match theirs.count() {
+        REPLIES_OF_PEER_MAX.. => replies.iter().position(|(peer, _)| *peer == reply.0),
+        _ => (replies.len() == REPLIES_MAX).then_some(0),
+    };
+    let _ = oldest.and_then(|at| replies.remove(at));
+    replies.push_back(reply);
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! One transfer under way.
 
 use std::ops::Deref;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
 
+use super::hashing::{Hasher, Question};
 use super::quota::Quota;
-use super::{CHECK_MAX, EARLY_MAX, Incoming, Over, Totals};
+use super::{AHEAD_MAX, EARLY_MAX, Incoming, Over, Totals};
 use crate::output::{Destination, OutputError};
-use crate::transfer::progress::{Arrival, Sequence};
-use crate::transfer::wire::{Digest, Status};
+use crate::transfer::progress::Sequence;
+use crate::transfer::wire::Status;
 
 impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
     pub(super) fn split(self) -> (Over<P>, Destination) {
@@ -22,27 +23,23 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         (over, self.destination)
     }
 
-    /// Digests of blocks of what is there: as many as a second is enough for.
-    pub(super) fn digests(
-        &self,
-        offset: u64,
-        block_len: u64,
-        end: u64,
-        between: &mut dyn FnMut() -> bool,
-    ) -> Vec<Digest> {
-        let (began, end) = (Instant::now(), end.min(self.destination.held()));
-        let mut digests = Vec::new();
-        let mut from = offset;
-        while self.searching && from < end && began.elapsed() < CHECK_MAX {
-            let to = from.saturating_add(block_len).min(end);
-            match self.destination.digest(from, to, between) {
-                Ok(digest) => digests.push(digest),
-                // What cannot be read is sent again.
-                Err(_) => break,
-            }
-            from = to;
+    /// Asks for the digests of blocks of what is there. One question is worked at; the sender waits for its answer, or is at fault.
+    pub(super) fn ask(&mut self, (offset, block_len, end): (u64, u64, u64), hasher: &mut Hasher) {
+        if !self.searching || self.question.is_some() {
+            return;
         }
-        digests
+        let Ok(file) = self.destination.reader() else {
+            return;
+        };
+        let question = Arc::new(Question {
+            from: self.from,
+            file,
+            offset,
+            block_len,
+            end: end.min(self.destination.held()),
+            answer: OnceLock::new(),
+        });
+        self.question = hasher.ask(&question).then_some(question);
     }
 
     /// What comes begins at message `first`. Said again it changes nothing.
@@ -62,6 +59,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         self.sequence = sequence;
         self.resumed = len;
         self.searching = false;
+        self.question = None;
         Ok(())
     }
 
@@ -77,26 +75,27 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
             let text = "data came before its beginning was said; send again".to_owned();
             return Err((Status::Inconsistent, text));
         }
-        let arrival = self.sequence.arrived(index, message.len() as u64);
-        let arrival = arrival.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
-        if self.destination.in_order() && arrival == Arrival::Early {
-            if self.early.len() == EARLY_MAX {
-                let text =
-                    "messages came further out of order than a stream can bear; write to a file instead";
+        let arrived = self.sequence.arrived(index, message.len() as u64);
+        arrived.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
+        if !self.is_due(index) {
+            let most = if self.destination.in_order() {
+                EARLY_MAX
+            } else {
+                AHEAD_MAX
+            };
+            if self.early.len() == most {
+                let text = "messages came further out of order than can be borne; send smaller ones";
                 return Err((Status::Inconsistent, text.to_owned()));
             }
             self.early.push((index, message));
             return Ok(());
         }
         self.write(index, &message, (&mut *totals, &mut *quota), between)?;
+        drop(message);
         // Early ones whose turn it is now; the memory of each goes back as soon as it is written.
-        let mut turn = index;
-        while !self.early.is_empty() {
-            turn = turn.wrapping_add(1);
-            let Some(position) = self.early.iter().position(|(index, _)| *index == turn) else {
-                break;
-            };
-            let (index, message) = self.early.swap_remove(position);
+        self.early.sort_by_key(|(index, _)| *index);
+        while self.early.first().is_some_and(|(index, _)| self.is_due(*index)) {
+            let (index, message) = self.early.remove(0);
             self.write(index, &message, (&mut *totals, &mut *quota), between)?;
         }
         Ok(())

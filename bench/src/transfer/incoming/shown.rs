@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 use std::time::Instant;
 
 use super::quota::Quota;
-use super::{Incoming, Receiver};
+use super::{AHEAD_LEN_MAX, Incoming, Receiver};
 use crate::output::FILE_PIECE_LEN;
 use crate::transfer::wire::Status;
 
@@ -112,7 +112,7 @@ impl<P, M> Incoming<P, M> {
         quota: &Quota,
     ) -> Option<Range<u64>> {
         let in_order = self.destination.in_order();
-        if self.searching || !self.sequence.expects(index, len, in_order) {
+        if self.searching || !self.sequence.expects(index, len, in_order) || !self.is_due(index) {
             return None;
         }
         let nothing = Shown::new(index, len);
@@ -166,14 +166,27 @@ impl<P, M> Incoming<P, M> {
         }
     }
 
-    /// Takes away what was written behind the last message that is whole: nobody can go on with it. Returns how many bytes that were.
-    pub(super) fn cut_shown(&mut self) -> u64 {
-        let end = self.sequence.end_of_arrived();
-        let behind = (self.shown.iter()).filter(|known| self.sequence.offset(known.index) >= end);
-        let bytes = behind.map(Shown::bytes).sum();
-        match bytes > 0 && !self.destination.in_order() && self.destination.cut(end).is_ok() {
-            true => bytes,
-            false => 0,
+    /// Whether the message may be written before all that is missing ahead of it.
+    pub(super) fn is_due(&self, index: u32) -> bool {
+        let most = if self.destination.in_order() {
+            0
+        } else {
+            AHEAD_LEN_MAX
+        };
+        self.sequence
+            .offset(index)
+            .saturating_sub(self.sequence.contiguous())
+            <= most
+    }
+
+    /// Takes away what lies behind the first message that is missing: no transfer can go on with it. Returns how many bytes of what was
+    /// written that were; `None`: they are still there.
+    pub(super) fn cut_loose(&mut self) -> Option<u64> {
+        if self.searching {
+            return Some(0);
         }
+        let end = self.sequence.contiguous();
+        self.destination.cut(end).ok()?;
+        Some(self.written.saturating_sub(end.saturating_sub(self.resumed)))
     }
 }
