@@ -276,3 +276,36 @@ fn an_answer_that_is_not_taken_holds_up_no_other() {
     }
     receiver.interrupt().expect_code(130);
 }
+
+/// One address begins as many transfers as there is room for, then a second one; all say that they are there, and nothing else.
+#[test]
+fn transfers_without_progress_hold_no_places() {
+    let Some(bed) = Bed::new() else { return };
+    let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
+    let file = file.to_str().unwrap();
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let begin = |ip: Ipv4Addr| {
+        let mut strangers = Stranger::at(&bed, ip, 16);
+        for (stranger, key) in strangers.iter_mut().zip(0..) {
+            stranger.start(1, endless(1000), key, false);
+            let is_told = |it: &Control| matches!(it, Control::Ready { .. } | Control::Refused { .. });
+            stranger.wait_for("no answer", 1, is_told);
+        }
+        strangers.retain(|stranger| matches!(stranger.heard[0], Control::Ready { .. }));
+        strangers
+    };
+    let mut strangers = begin(ATTACKER);
+    assert_eq!(strangers.len(), 8, "places of one address");
+    bed.send_to_end(&[file]).expect_code(0);
+    strangers.extend(begin(Ipv4Addr::new(10, 77, 0, 67)));
+    assert_eq!(strangers.len(), 16);
+    wait_until("no place for a sender", || {
+        for stranger in &mut strangers {
+            let transfer = TransferId::new(1).unwrap();
+            stranger.say(&Control::Alive { transfer });
+            stranger.hear();
+        }
+        bed.send_to_end(&[file]).status.success()
+    });
+    receiver.interrupt().expect_code(130);
+}
