@@ -170,9 +170,7 @@ impl Shape {
 
     /// Length of the longest message that will be sent, in bytes.
     pub(super) fn longest_message(&self) -> u64 {
-        self.plan
-            .total_len
-            .map_or(self.plan.message_len, |total| total.min(self.plan.message_len))
+        self.plan.longest_message()
     }
 
     /// Send memory to ask for, in bytes: the window's messages, within reason.

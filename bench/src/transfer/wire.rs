@@ -140,6 +140,12 @@ impl Plan {
         }
     }
 
+    /// Length of the longest message, in bytes.
+    #[must_use]
+    pub fn longest_message(&self) -> u64 {
+        self.total_len.unwrap_or(u64::MAX).min(self.message_len)
+    }
+
     /// Number of messages; `None` while the total is unknown.
     #[must_use]
     pub fn message_count(&self) -> Option<u64> {

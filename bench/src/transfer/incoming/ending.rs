@@ -85,6 +85,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         match finished {
             Ok(name) => {
                 self.totals.transfers += 1;
+                let begun = self.begun.iter().position(|(ip, _)| *ip == over.from);
+                let _ = begun.map(|at| self.begun.swap_remove(at));
                 self.totals.resumed_bytes += over.resumed;
                 let bytes = over.sequence.bytes();
                 self.tell(Event::Finished { name, bytes });

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lm_admission::Policy;
+use lm_protocol::session::UNUSED_MAX;
 
 use self::hashing::{Hasher, Question};
 use self::quota::Quota;
@@ -41,6 +42,12 @@ const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.
 const AHEAD_MAX: usize = 1;
+
+/// Transfers that one address may begin in a second, but for those that become complete: each costs a file.
+const BEGUN_MAX: usize = 32;
+
+/// What a byte counts for a transfer that wants to keep its place: 64 KiB are a second.
+const BYTE_TIME: Duration = Duration::from_micros(16);
 
 /// Ended transfers whose RESULT can be asked for again.
 const ENDED_MAX: usize = 256;
@@ -150,6 +157,8 @@ struct Incoming<P, M> {
     shown: Vec<Shown>,
     last_heard: Instant,
     asked: Instant,
+    /// Too little came of it since then: its place may be another's.
+    idle_at: Instant,
 }
 
 /// A transfer whose bytes are all written, while the disk is waited for (`--fsync`): by a thread, since that takes as long as
@@ -182,6 +191,8 @@ pub struct Receiver<P, M> {
     quota: Quota,
     active: Vec<Incoming<P, M>>,
     closing: Vec<Closing<P>>,
+    /// Addresses that began a transfer in the last second, of which nothing is complete.
+    begun: Vec<(Ipv4Addr, Instant)>,
     ended: VecDeque<Ended<P>>,
     replies: VecDeque<(P, Control)>,
     /// Answers that could not be sent.
@@ -204,6 +215,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             },
             active: Vec::new(),
             closing: Vec::new(),
+            begun: Vec::new(),
             ended: VecDeque::new(),
             replies: VecDeque::new(),
             stuck: VecDeque::new(),
@@ -285,9 +297,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             self.totals.stray_data += 1;
             return Taken::Stray;
         };
-        let written =
-            self.active[position].take(index, message, (&mut self.totals, &mut self.quota), between);
-        self.active[position].last_heard = now;
+        let incoming = &mut self.active[position];
+        incoming.came(message.len() as u64, now);
+        let written = incoming.take(index, message, (&mut self.totals, &mut self.quota), between);
         self.settle(position, written, now);
         Taken::Data
     }
@@ -498,7 +510,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             let text = "its sender began again".to_owned();
             self.fail(position, Status::Aborted, text, now);
         }
-        match self.open(from, (plan, source, resume)) {
+        match self.open(from, (plan, source, resume), now) {
             Ok(destination) => {
                 self.totals.first_start.get_or_insert(now);
                 self.totals.wires[usize::from(ipfrag)] = true;
@@ -520,6 +532,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     shown: Vec::new(),
                     last_heard: now,
                     asked: now,
+                    idle_at: now + patience_with(plan) + at_disk_pace(held),
                 };
                 self.active.push(incoming);
                 self.tell(Event::Started {
@@ -540,6 +553,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         &mut self,
         from: Ipv4Addr,
         (plan, source, resume): (Plan, Option<Source>, bool),
+        now: Instant,
     ) -> Result<Destination, OutputError> {
         if !self.policy.allows(from) {
             let text = format!("{from} is not allowed; add --allow {from} at the receiver");
@@ -548,9 +562,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 text,
             });
         }
-        let longest = plan
-            .total_len
-            .map_or(plan.message_len, |total| total.min(plan.message_len));
+        let longest = plan.longest_message();
         if longest > self.policy.max_message_len {
             let text = format!(
                 "messages of {} are larger than the receiver's limit of {}; send with a smaller --message-size or start the receiver with a larger --max-message-size",
@@ -562,7 +574,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 text,
             });
         }
-        if self.active.len() + self.closing.len() >= self.output.concurrent_max() {
+        if !self.has_place(from, now) {
             let text = "another transfer is under way; try again when it has ended".to_owned();
             return Err(OutputError {
                 refusal: Refusal::Busy,
@@ -574,6 +586,34 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         let total_len = plan.total_len.unwrap_or_default();
         self.quota.check(total_len.saturating_sub(destination.held()))?;
         Ok(destination)
+    }
+
+    /// Whether there is a place for a transfer of this address, which has half of them at most. One of which too little comes gives way;
+    /// not so what was written to a stream, which nothing takes back.
+    fn has_place(&mut self, from: Ipv4Addr, now: Instant) -> bool {
+        self.begun.retain(|(_, at)| now < *at + Duration::from_secs(1));
+        if self.begun.iter().filter(|(ip, _)| *ip == from).count() >= BEGUN_MAX {
+            return false;
+        }
+        let closing = self.closing.iter().map(|closing| closing.over.from);
+        let holders = self.active.iter().map(|incoming| incoming.from).chain(closing);
+        let most = self.output.concurrent_max();
+        let has_share = holders.clone().filter(|holder| *holder == from).count() < most.div_ceil(2);
+        if !has_share || holders.count() >= most {
+            let gives_way = |position: &usize| {
+                let incoming = &self.active[*position];
+                let is_spoilt = incoming.destination.in_order() && incoming.written > 0;
+                incoming.idle_at <= now && (has_share || incoming.from == from) && !is_spoilt
+            };
+            let idle = (0..self.active.len()).filter(gives_way);
+            let Some(position) = idle.min_by_key(|position| self.active[*position].idle_at) else {
+                return false;
+            };
+            let text = "too little came, and its place became another's; start it again".to_owned();
+            self.fail(position, Status::TimedOut, text, now);
+        }
+        self.begun.push((from, now));
+        true
     }
 
     /// The sender has found out what of the bytes that are there are the file's.
@@ -595,6 +635,16 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         self.settle(position, begun, now);
     }
+}
+
+/// How long nothing may come of a transfer that keeps its place: its messages may be written when they are whole.
+fn patience_with(plan: Plan) -> Duration {
+    UNUSED_MAX + at_disk_pace(plan.longest_message())
+}
+
+/// The time that so many bytes take at 32 MiB a second.
+fn at_disk_pace(bytes: u64) -> Duration {
+    Duration::from_secs(bytes >> 25)
 }
 
 /// One more answer; what is too much goes, first of the same peer.

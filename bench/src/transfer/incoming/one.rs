@@ -2,10 +2,11 @@
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::hashing::{Hasher, Question};
 use super::quota::Quota;
-use super::{AHEAD_MAX, EARLY_MAX, Incoming, Over, Totals};
+use super::{AHEAD_MAX, BYTE_TIME, EARLY_MAX, Incoming, Over, Totals, patience_with};
 use crate::output::{Destination, OutputError};
 use crate::transfer::progress::Sequence;
 use crate::transfer::wire::Status;
@@ -40,6 +41,13 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
             answer: OnceLock::new(),
         });
         self.question = hasher.ask(&question).then_some(question);
+    }
+
+    /// So many bytes came.
+    pub(super) fn came(&mut self, bytes: u64, now: Instant) {
+        let counts = BYTE_TIME.saturating_mul(bytes.try_into().unwrap_or(u32::MAX));
+        self.idle_at = (self.idle_at.max(now) + counts).min(now + patience_with(self.plan));
+        self.last_heard = now;
     }
 
     /// What comes begins at message `first`. Said again it changes nothing.

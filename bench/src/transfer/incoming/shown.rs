@@ -96,6 +96,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         };
         let bytes = get(part.clone()).filter(|bytes| bytes.len() as u64 == part.end - part.start);
         let Some(bytes) = bytes else { return false };
+        incoming.came(bytes.len() as u64, now);
         let written = incoming.write_shown((index, len), part, bytes, &mut self.quota, between);
         self.settle(position, written, now);
         true
