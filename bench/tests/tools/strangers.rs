@@ -309,3 +309,35 @@ fn transfers_without_progress_hold_no_places() {
     });
     receiver.interrupt().expect_code(130);
 }
+
+/// An address breaks off more transfers than parts are kept: its own oldest go, and a sender's that waits to be resumed stays.
+#[test]
+fn parts_are_evicted_by_their_own_address_alone() {
+    let Some(bed) = Bed::new() else { return };
+    let (file, directory) = (bed.file("file", LEN), bed.directory("in"));
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    under_way(&bed, &file, &directory, &[])
+        .interrupt()
+        .expect_code(130);
+    receiver.wait_for_line("the sender gave up");
+    let [stranger] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
+        unreachable!()
+    };
+    for number in 1..=24 {
+        let transfer = stranger.start(number, endless(1000), number.into(), false);
+        stranger.send(transfer.data_tag(0), &content(1000));
+        stranger.say(&abort(transfer));
+        let is_over = |it: &Control| matches!(it, Control::Result { .. });
+        stranger.wait_for("no RESULT", number as usize, is_over);
+    }
+    let kept: Vec<_> = (17..=24)
+        .map(|key| format!(".{ATTACKER}-{key:016x}.part"))
+        .collect();
+    let theirs: Vec<_> = names(&directory)
+        .into_iter()
+        .filter(|name| name.contains("66-"))
+        .collect();
+    assert_eq!(theirs, kept);
+    assert!(resume(&bed, &file) > LEN as u64 / 8);
+    receiver.interrupt().expect_code(130);
+}
