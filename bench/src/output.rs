@@ -1,22 +1,26 @@
 //! Where `lm-recv` puts what arrives: a file, numbered files in a directory, standard output, or a device.
 //!
 //! A file is written under another name beside its final one and renamed when the transfer is complete, so that nothing
-//! half-written ever has the final name: `.NAME.part` for what a sender can go on with (`part.rs`), which is kept when the way to it
+//! half-written ever has the final name: `.NAME-ADDRESS-KEY.part` for what a sender can go on with (`part.rs`), which is kept when the way to it
 //! breaks; `.NAME.partial-PID` for everything else, removed when the [`Destination`] is dropped without
 //! [`Destination::finish`], which covers failures, Ctrl-C and panics (not SIGKILL).
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
 pub use self::destination::Destination;
 use self::destination::{Kind, Partial};
+use self::part::Kept;
 pub use self::part::{Source, digest};
 use self::space::{Room, Space};
 use crate::transfer::wire::Refusal;
@@ -108,13 +112,16 @@ enum Target {
     /// One file of that name.
     File(PathBuf),
     /// `transfer-000001` and so on in that directory.
-    Directory { path: PathBuf, next: u32 },
+    Directory { path: PathBuf, next: Arc<AtomicU32> },
 }
 
 /// The output of a receiver, good for any number of transfers.
 #[derive(Debug)]
 pub struct Output {
     target: Target,
+    parts: Kept,
+    /// Transfers that began: what none can go on with has a name of this number.
+    begun: u32,
     force: bool,
     keep_free: Option<u64>,
     fsync: bool,
@@ -127,8 +134,16 @@ impl Output {
     /// When no transfer could be written there as things are: the file exists (without `force`), its directory is
     /// missing or read-only, it is a block device or a socket.
     pub fn new(argument: &Path, force: bool) -> Result<Output, OutputError> {
+        let target = Self::target(argument)?;
+        let parts = match &target {
+            Target::Directory { path, .. } => Kept::of(path, "."),
+            Target::File(path) => Kept::of(parent(path), &beside(path, "-").to_string_lossy()),
+            Target::Stream { .. } => Kept::default(),
+        };
         let output = Output {
-            target: Self::target(argument)?,
+            target,
+            parts,
+            begun: 0,
             force,
             keep_free: None,
             fsync: false,
@@ -192,10 +207,11 @@ impl Output {
             Err(error) => return Err(OutputError::from_io(argument, &error)),
         };
         if kind.is_dir() {
-            return Ok(Target::Directory {
-                path: argument.to_owned(),
-                next: 1,
-            });
+            let path = argument.to_owned();
+            let taken =
+                (1..=NUMBERS_MAX).take_while(|number| fs::symlink_metadata(numbered(&path, *number)).is_ok());
+            let next = Arc::new(AtomicU32::new(taken.count() as u32 + 1));
+            return Ok(Target::Directory { path, next });
         }
         if kind.is_file() {
             // Through a symbolic link the file is replaced, not the link, as `cp` does.
@@ -255,7 +271,6 @@ impl Output {
         resume: bool,
     ) -> Result<Destination, OutputError> {
         let (fsync, keep_free) = (self.fsync, self.keep_free);
-        let number = self.next_number()?;
         let (path, part, numbered) = match &self.target {
             Target::Stream { file, name } => {
                 let file = file
@@ -265,11 +280,17 @@ impl Output {
             }
             Target::File(path) => {
                 self.check_free(path)?;
-                (path.clone(), source.map(|_| part::of_file(path)), None)
+                let part = source.map(|source| beside(path, &format!("-{source}")));
+                (path.clone(), part, None)
             }
-            Target::Directory { path, .. } => {
-                let part = source.map(|source| source.part(path));
-                (numbered(path, number), part, Some(number))
+            Target::Directory { path, next } => {
+                // Relaxed: numbers that are taken are passed over when a file gets its own.
+                if next.load(Ordering::Relaxed) > NUMBERS_MAX {
+                    return Err(full(path));
+                }
+                self.begun = self.begun.wrapping_add(1);
+                let part = source.map(|source| path.join(format!(".{source}")));
+                (numbered(path, self.begun), part, Some(Arc::clone(next)))
             }
         };
         let told = |error: &io::Error| OutputError::from_io(&path, error);
@@ -279,6 +300,8 @@ impl Output {
             .map_or(0, |found| found.blocks() * BLOCK_LEN);
         let needed = total_len.map(|len| len.saturating_sub(there));
         check_space(parent(&path), needed, keep_free)?;
+        let part =
+            part.filter(|part| source.is_some_and(|source| self.parts.take(part, source.from, resume)));
         let (file, partial, is_part) = open_partial(&path, part, resume).map_err(|error| told(&error))?;
         let held = file.metadata().map_err(|error| told(&error))?.len();
         Ok(Destination {
@@ -297,34 +320,23 @@ impl Output {
         })
     }
 
-    /// The first number of a directory that is free; other outputs have none.
-    fn next_number(&mut self) -> Result<u32, OutputError> {
-        let Target::Directory { path, next } = &mut self.target else {
-            return Ok(0);
-        };
-        while *next <= NUMBERS_MAX {
-            let (number, path) = (*next, numbered(path, *next));
-            *next += 1;
-            let is_taken = |path: &Path| fs::symlink_metadata(path).is_ok();
-            if !is_taken(&path) && !is_taken(&partial_name(&path)) {
-                return Ok(number);
-            }
-        }
-        Err(OutputError::new(
-            Refusal::Exists,
-            format!(
-                "{} holds transfers up to number {NUMBERS_MAX}; choose another --output",
-                path.display()
-            ),
-        ))
+    /// A transfer from this address broke, of which so many bytes are counted. Whether what was written of it can be kept: one address
+    /// has half of what is kept at most, and its own oldest goes first.
+    pub fn keep(&mut self, destination: &Destination, from: Ipv4Addr, counted: u64) -> bool {
+        let part = destination.part();
+        part.is_some_and(|part| self.parts.add(part, from, counted))
     }
 
-    /// Tells the output that a transfer failed, so that a directory's number can be used again.
-    pub fn failed(&mut self) {
-        if let Target::Directory { next, .. } = &mut self.target {
-            *next = 1;
-        }
+    /// Bytes that were counted for parts which are gone since this was asked last.
+    pub fn take_freed(&mut self) -> u64 {
+        std::mem::take(&mut self.parts.freed)
     }
+}
+
+fn full(directory: &Path) -> OutputError {
+    let directory = directory.display();
+    let text = format!("{directory} holds transfers up to number {NUMBERS_MAX}; choose another --output");
+    OutputError::new(Refusal::Exists, text)
 }
 
 fn parent(path: &Path) -> &Path {
@@ -355,13 +367,10 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// Opens what is written until the file is complete: the part, or where there is none, or another transfer writes it, a file that
 /// nobody goes on with. `true`: the part.
 fn open_partial(path: &Path, part: Option<PathBuf>, resume: bool) -> io::Result<(File, PathBuf, bool)> {
-    if let Some(part) = part {
-        if fs::symlink_metadata(&part).is_err() {
-            part::make_room(parent(path))?;
-        }
-        if let Some(file) = part::open(&part, resume)? {
-            return Ok((file, part, true));
-        }
+    if let Some(part) = part
+        && let Some(file) = part::open(&part, resume)?
+    {
+        return Ok((file, part, true));
     }
     let partial = partial_name(path);
     Ok((create_new(&partial)?, partial, false))

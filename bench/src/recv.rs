@@ -53,8 +53,8 @@ The receiver chooses the names. With --output DIR (default: the current director
 transfer-000001, transfer-000002 and so on, the first free number each; with --output FILE one transfer becomes \
 that file; with - they go to standard output one behind the other, and so they do with a FIFO or a character device.
 
-A file has its final name only when it is complete. Until then it is called .NAME.part (in a directory \
-.ADDRESS-KEY.part), and it is kept when the sender or the way to it fails, for lm-send --resume: 16 of them in a \
+A file has its final name only when it is complete. Until then it is called .NAME-ADDRESS-KEY.part (in a directory \
+.ADDRESS-KEY.part), and it is kept when the sender or the way to it fails, for lm-send --resume: 16 of them, 8 of one address, in a \
 directory, and no longer than until that file is sent again. What comes from standard input is .NAME.partial-PID and removed then. \
 Nothing is overwritten without --force.
 

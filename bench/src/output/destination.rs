@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
@@ -11,7 +13,7 @@ use rustix::io::Errno;
 
 use super::space::Room;
 use super::{
-    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT_NS, lacks, numbered, parent,
+    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT_NS, full, lacks, numbered, parent,
 };
 use crate::transfer::wire::Refusal;
 
@@ -21,8 +23,8 @@ pub(super) struct Partial {
     pub(super) partial: PathBuf,
     pub(super) path: PathBuf,
     pub(super) force: bool,
-    /// The number in the name when the receiver chooses names.
-    pub(super) numbered: Option<u32>,
+    /// The next number of the directory when the receiver chooses names.
+    pub(super) numbered: Option<Arc<AtomicU32>>,
     /// Whether it can be kept, and whether it is.
     pub(super) is_part: bool,
     pub(super) keep: bool,
@@ -120,13 +122,21 @@ impl Destination {
         self.file.set_len(len).map_err(|error| self.explain(&error))
     }
 
+    /// What another transfer can go on with, if anything is there.
+    pub(super) fn part(&self) -> Option<&Path> {
+        let is_something = self.file.metadata().is_ok_and(|found| found.len() > 0);
+        match &self.kind {
+            Kind::File(partial) if partial.is_part && is_something => Some(&partial.partial),
+            _ => None,
+        }
+    }
+
     /// The transfer broke. Returns whether what was written of it is kept, as far as it can be and shall be.
     pub fn abandon(mut self, keep: bool) -> bool {
         let Kind::File(partial) = &mut self.kind else {
             return false;
         };
-        let is_something = self.file.metadata().is_ok_and(|found| found.len() > 0);
-        partial.keep = keep && partial.is_part && is_something;
+        partial.keep = keep && partial.is_part;
         // A reader may still have the file open, and no lock shall outlive the transfer.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         partial.keep
@@ -195,17 +205,22 @@ impl Destination {
             .and_then(|()| nix::unistd::close(file).map_err(io::Error::from))
             .map_err(|error| OutputError::from_io(&partial.path, &error))?;
         loop {
+            if let Some(next) = &partial.numbered {
+                // Relaxed: only uniqueness matters.
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number > NUMBERS_MAX {
+                    next.store(number, Ordering::Relaxed);
+                    return Err(full(parent(&partial.path)));
+                }
+                partial.path = numbered(parent(&partial.path), number);
+            }
             match rename(&partial.partial, &partial.path, partial.force) {
                 Ok(()) => {
                     partial.keep = true;
                     break;
                 }
-                // Another receiver took the number meanwhile.
-                Err(Errno::EXIST) if partial.numbered.is_some_and(|number| number < NUMBERS_MAX) => {
-                    let number = partial.numbered.unwrap_or_default() + 1;
-                    partial.numbered = Some(number);
-                    partial.path = numbered(parent(&partial.path), number);
-                }
+                // The number is taken.
+                Err(Errno::EXIST) if partial.numbered.is_some() => {}
                 Err(error) => return Err(OutputError::from_io(&partial.path, &error.into())),
             }
         }

@@ -1,12 +1,12 @@
-//! What is kept of a file whose transfer broke: `.NAME.part`, in a directory `.ADDRESS-KEY.part`. The file is all there is, so that it
+//! What is kept of a file whose transfer broke: `.NAME-ADDRESS-KEY.part`, in a directory `.ADDRESS-KEY.part`. The file is all there is, so that it
 //! survives whatever ends the program or the host. That it is the beginning of what is sent is shown by digests, each time.
 //!
 //! Whoever writes a part has it locked.
 
-use std::fs::{self, File, OpenOptions};
+use std::fmt;
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,8 +18,11 @@ use crate::transfer::wire::Digest;
 
 const SUFFIX: &str = ".part";
 
-/// Parts that a directory keeps. A sender chooses the keys, and shall not leave more behind.
+/// Parts that an output keeps. A sender chooses the keys, and shall not leave more behind.
 const PARTS_MAX: usize = 16;
+
+/// Of these, parts of one address.
+const SHARE_MAX: usize = PARTS_MAX / 2;
 
 /// Which file of which sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +33,90 @@ pub struct Source {
     pub key: u64,
 }
 
-impl Source {
-    /// Where its part lies in a directory that takes many transfers.
-    pub(super) fn part(&self, directory: &Path) -> PathBuf {
-        directory.join(format!(".{}-{:016x}{SUFFIX}", self.from, self.key))
+impl fmt::Display for Source {
+    /// How the name of its part ends.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}{SUFFIX}", self.from, self.key)
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    from: Ipv4Addr,
+    /// Bytes of it that were counted.
+    counted: u64,
+}
+
+/// The parts of an output that no transfer writes, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    parts: Vec<Part>,
+    /// Bytes that were counted for parts which are gone.
+    pub(super) freed: u64,
+}
+
+impl Kept {
+    /// Those in this directory whose names begin so.
+    pub(super) fn of(directory: &Path, prefix: &str) -> Kept {
+        let found = |entry: DirEntry| {
+            let name = entry.file_name();
+            let source = name.to_str()?.strip_prefix(prefix)?.strip_suffix(SUFFIX)?;
+            let from = source.split_once('-')?.0.parse().ok()?;
+            let (path, counted) = (entry.path(), 0);
+            Some((
+                entry.metadata().ok()?.modified().ok()?,
+                Part { path, from, counted },
+            ))
+        };
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let mut parts: Vec<_> = entries.filter_map(found).collect();
+        parts.sort_by_key(|(modified, _)| *modified);
+        Kept {
+            parts: parts.into_iter().map(|(_, part)| part).collect(),
+            freed: 0,
+        }
+    }
+
+    /// A transfer from this address is to write the part. `false`: there is no room for it.
+    pub(super) fn take(&mut self, path: &Path, from: Ipv4Addr, resume: bool) -> bool {
+        let Some(at) = self.parts.iter().position(|part| part.path == path) else {
+            return self.make_room(from);
+        };
+        let part = self.parts.remove(at);
+        self.freed += if resume { 0 } else { part.counted };
+        true
+    }
+
+    /// One more. `false`: there is no room for it.
+    pub(super) fn add(&mut self, path: &Path, from: Ipv4Addr, counted: u64) -> bool {
+        let path = path.to_owned();
+        self.make_room(from) && {
+            self.parts.push(Part { path, from, counted });
+            true
+        }
+    }
+
+    /// Removes the oldest parts of this address, or of one that has more than its share, so that one more may be there.
+    fn make_room(&mut self, from: Ipv4Addr) -> bool {
+        let of = |parts: &[Part], ip| parts.iter().filter(|part| part.from == ip).count();
+        loop {
+            let (parts, theirs) = (&self.parts, of(&self.parts, from));
+            if theirs < SHARE_MAX && parts.len() < PARTS_MAX {
+                return true;
+            }
+            let own = parts.iter().position(|part| part.from == from);
+            let above = (parts.iter()).position(|part| of(parts, part.from) > SHARE_MAX);
+            let Some(at) = above.filter(|_| theirs < SHARE_MAX).or(own) else {
+                return false;
+            };
+            let part = self.parts.remove(at);
+            self.freed += part.counted;
+            // Another receiver's may be written.
+            if open_ours(&part.path).is_ok_and(|file| lock(&file, &part.path).is_ok_and(|locked| locked)) {
+                let _ = fs::remove_file(&part.path);
+            }
+        }
     }
 }
 
@@ -84,34 +167,6 @@ fn lock(file: &File, path: &Path) -> io::Result<bool> {
     }
     let (ours, named) = (file.metadata()?, fs::symlink_metadata(path));
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())))
-}
-
-/// The part of a file that has a name.
-pub(super) fn of_file(path: &Path) -> PathBuf {
-    super::beside(path, SUFFIX)
-}
-
-/// Removes the oldest parts of a directory, so that one more may be there; those that are written do not count.
-pub(super) fn make_room(directory: &Path) -> io::Result<()> {
-    let is_part = |name: &[u8]| name.starts_with(b".") && name.ends_with(SUFFIX.as_bytes());
-    let mut parts = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if !is_part(entry.file_name().as_bytes()) {
-            continue;
-        }
-        let Ok(file) = open_ours(&entry.path()) else {
-            continue;
-        };
-        if lock(&file, &entry.path())? {
-            parts.push((file.metadata()?.modified()?, entry.path()));
-        }
-    }
-    parts.sort();
-    let surplus = (parts.len() + 1).saturating_sub(PARTS_MAX);
-    parts[..surplus]
-        .iter()
-        .try_for_each(|(_, oldest)| fs::remove_file(oldest))
 }
 
 /// The digest of the bytes `from..to` of a file, or of as many of them as there are. `between` is called after each piece and ends the

@@ -105,16 +105,21 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
             Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
         };
-        if destination.abandon(keep && cut.is_some()) {
+        let loose = cut.unwrap_or_default();
+        let keep = keep && cut.is_some();
+        let keep = keep && (self.output).keep(&destination, over.from, over.written.saturating_sub(loose));
+        if destination.abandon(keep) {
             // The others still take their place.
-            over.written = cut.unwrap_or_default();
+            over.written = loose;
         }
         self.failed(&over, status, text, now);
     }
 
     pub(super) fn failed(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
-        self.quota.taken -= over.written;
-        self.output.failed();
+        self.quota.taken = self
+            .quota
+            .taken
+            .saturating_sub(over.written + self.output.take_freed());
         self.totals.failed_transfers += 1;
         self.tell(Event::Failed {
             from: over.from,

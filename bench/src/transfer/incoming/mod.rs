@@ -542,7 +542,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 self.reply(peer, Control::Ready { transfer, held });
             }
             Err(error) => {
-                self.output.failed();
                 self.refuse(peer, from, transfer, error);
             }
         }
@@ -584,7 +583,12 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         // What is kept of an earlier one does not come again, unless it is another file's.
         let destination = self.output.begin(plan.total_len, source, resume)?;
         let total_len = plan.total_len.unwrap_or_default();
-        self.quota.check(total_len.saturating_sub(destination.held()))?;
+        self.quota.taken = self.quota.taken.saturating_sub(self.output.take_freed());
+        if let Err(error) = self.quota.check(total_len.saturating_sub(destination.held())) {
+            let keep = self.output.keep(&destination, from, 0);
+            destination.abandon(keep);
+            return Err(error);
+        }
         Ok(destination)
     }
 
