@@ -1,10 +1,11 @@
-//! Metrics for Prometheus, over HTTP, on a thread of its own: the loop only gives away a [`Status`] when it is asked for one.
+//! Metrics for Prometheus, over HTTP, by one thread: the loop only gives away a [`Status`] when it is asked for one.
 
-use std::net::SocketAddr;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::Waker;
 use prometheus_client::encoding::text::encode;
@@ -12,12 +13,27 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tiny_http::{Header, Method, Response, Server};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemon::status::{SmootherStatus, Status};
 
 /// How long the loop may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a connection may last, whatever its client does.
+const CONNECTION_MAX: Duration = Duration::from_secs(5);
+
+/// Connections at once: one more takes the place of the oldest.
+const CONNECTIONS_MAX: usize = 32;
+
+/// The longest request, in bytes.
+const REQUEST_LEN_MAX: usize = 4096;
+
+/// An answer is given again so long, however often it is asked for.
+const FRESH_FOR: Duration = Duration::from_millis(100);
+
+/// The pause after a failure of the listening socket (out of descriptors), which lasts.
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The loop's end.
 #[derive(Debug)]
@@ -31,30 +47,23 @@ impl Metrics {
     /// # Errors
     /// One line: who may have the port.
     pub(crate) fn serve(address: SocketAddr, waker: Arc<Waker>) -> Result<Metrics, String> {
-        let server = Server::http(address).map_err(|error| {
+        let listens = |listener: TcpListener| listener.set_nonblocking(true).map(|()| listener);
+        let listener = TcpListener::bind(address).and_then(listens).map_err(|error| {
             format!("metrics: cannot listen on {address} ({error}): choose another address or port")
         })?;
         let (ask, asked) = channel();
         let thread = thread::Builder::new().name("metrics".to_owned());
-        let started = thread.spawn(move || {
-            for request in server.incoming_requests() {
-                let is_metrics = request.method() == &Method::Get && request.url() == "/metrics";
-                let text = is_metrics.then(|| snapshot(&ask, &waker).as_ref().map(text));
-                let sent = match text {
-                    None => request.respond(Response::from_string("see /metrics\n").with_status_code(404)),
-                    Some(None) => request.respond(Response::from_string("busy\n").with_status_code(503)),
-                    Some(Some(text)) => request.respond(with_type(text)),
-                };
-                if let Err(error) = sent {
-                    tracing::debug!("metrics were not taken: {error}");
-                }
-            }
-        });
+        let mut pages = Pages {
+            ask,
+            waker,
+            last: None,
+        };
+        let started = thread.spawn(move || serve(&listener, &mut pages));
         started.map_err(|error| format!("metrics: no thread: {error}"))?;
         Ok(Metrics { asked })
     }
 
-    /// Answers who asks.
+    /// Answers what is asked.
     pub(crate) fn answer(&self, status: impl Fn() -> Status) {
         while let Ok(reply) = self.asked.try_recv() {
             // It may have lost its patience.
@@ -63,19 +72,129 @@ impl Metrics {
     }
 }
 
-fn snapshot(ask: &Sender<Sender<Status>>, waker: &Waker) -> Option<Status> {
-    let (reply, status) = channel();
-    ask.send(reply).ok()?;
-    waker.wake().ok()?;
-    status.recv_timeout(PATIENCE).ok()
+/// Serves all connections, one round after the other. None waits for another.
+fn serve(listener: &TcpListener, pages: &mut Pages) {
+    let mut clients: Vec<Client> = Vec::new();
+    loop {
+        let wanted = clients.iter().map(|client| {
+            let flags = if client.answer.is_empty() {
+                PollFlags::IN
+            } else {
+                PollFlags::OUT
+            };
+            PollFd::new(&client.stream, flags)
+        });
+        let mut polled: Vec<_> = std::iter::once(PollFd::new(listener, PollFlags::IN))
+            .chain(wanted)
+            .collect();
+        let second = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        // What fails finds nothing ready.
+        let _ = rustix::event::poll(&mut polled, (!clients.is_empty()).then_some(&second));
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        let mut are_ready = ready[1..].iter();
+        clients.retain_mut(|client| {
+            let is_ready = are_ready.next().is_some_and(|is_ready| *is_ready);
+            client.since.elapsed() < CONNECTION_MAX
+                && (!is_ready || client.go_on(pages).is_ok_and(|goes_on| goes_on))
+        });
+        if !ready[0] {
+            continue;
+        }
+        match listener.accept().and_then(|(stream, _)| Client::new(stream)) {
+            Ok(client) => {
+                if clients.len() == CONNECTIONS_MAX {
+                    clients.remove(0);
+                }
+                clients.push(client);
+            }
+            Err(error) => {
+                tracing::debug!("metrics: a connection was not taken: {error}");
+                thread::sleep(FAILURE_PAUSE);
+            }
+        }
+    }
 }
 
-fn with_type(text: String) -> Response<std::io::Cursor<Vec<u8>>> {
-    let response = Response::from_string(text);
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match Header::from_bytes("Content-Type", kind) {
-        Ok(header) => response.with_header(header),
-        Err(()) => response,
+/// A connection: one request, and its answer.
+struct Client {
+    stream: TcpStream,
+    since: Instant,
+    request: Vec<u8>,
+    /// What is left to send; empty before the request is whole.
+    answer: Vec<u8>,
+}
+
+impl Client {
+    fn new(stream: TcpStream) -> io::Result<Client> {
+        stream.set_nonblocking(true)?;
+        Ok(Client {
+            stream,
+            since: Instant::now(),
+            request: Vec::new(),
+            answer: Vec::new(),
+        })
+    }
+
+    /// Reads or writes what can be now. `false`: all is answered. An error: the client is gone, or no client.
+    fn go_on(&mut self, pages: &mut Pages) -> io::Result<bool> {
+        if self.answer.is_empty() {
+            let mut bytes = [0; REQUEST_LEN_MAX];
+            let room = REQUEST_LEN_MAX - self.request.len();
+            let read = self.stream.read(&mut bytes[..room])?;
+            self.request.extend_from_slice(&bytes[..read]);
+            if self.request.windows(4).any(|end| end == b"\r\n\r\n") {
+                self.answer = pages.answer(self.request.starts_with(b"GET /metrics HTTP/"));
+            }
+            return Ok(read > 0);
+        }
+        let written = self.stream.write(&self.answer)?;
+        self.answer.drain(..written);
+        Ok(!self.answer.is_empty())
+    }
+}
+
+/// What is answered.
+struct Pages {
+    ask: Sender<Sender<Status>>,
+    waker: Arc<Waker>,
+    /// The last metrics, and when they were asked for.
+    last: Option<(Instant, Option<String>)>,
+}
+
+impl Pages {
+    fn answer(&mut self, is_metrics: bool) -> Vec<u8> {
+        let (status, text) = match is_metrics.then(|| self.metrics()) {
+            None => ("404 Not Found", "see /metrics\n"),
+            Some(None) => ("503 Service Unavailable", "busy\n"),
+            Some(Some(text)) => ("200 OK", text),
+        };
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        let kind = if status == "200 OK" {
+            kind
+        } else {
+            "text/plain; charset=utf-8"
+        };
+        let len = text.len();
+        format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}")
+            .into_bytes()
+    }
+
+    fn metrics(&mut self) -> Option<&str> {
+        if self.last.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH_FOR) {
+            let page = self.snapshot().as_ref().map(text);
+            self.last = Some((Instant::now(), page));
+        }
+        self.last.as_ref()?.1.as_deref()
+    }
+
+    fn snapshot(&self) -> Option<Status> {
+        let (reply, status) = channel();
+        self.ask.send(reply).ok()?;
+        self.waker.wake().ok()?;
+        status.recv_timeout(PATIENCE).ok()
     }
 }
 
