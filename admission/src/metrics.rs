@@ -26,6 +26,12 @@ const CONNECTION_MAX: Duration = Duration::from_secs(5);
 /// Connections at once: one more takes the place of the oldest.
 const CONNECTIONS_MAX: usize = 32;
 
+/// How long a round waits while there are connections.
+const ROUND: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
 /// The longest request, in bytes.
 const REQUEST_LEN_MAX: usize = 4096;
 
@@ -77,22 +83,14 @@ fn serve(listener: &TcpListener, pages: &mut Pages) {
     let mut clients: Vec<Client> = Vec::new();
     loop {
         let wanted = clients.iter().map(|client| {
-            let flags = if client.answer.is_empty() {
-                PollFlags::IN
-            } else {
-                PollFlags::OUT
-            };
-            PollFd::new(&client.stream, flags)
+            let asks = client.answer.is_empty();
+            PollFd::new(&client.stream, [PollFlags::OUT, PollFlags::IN][usize::from(asks)])
         });
         let mut polled: Vec<_> = std::iter::once(PollFd::new(listener, PollFlags::IN))
             .chain(wanted)
             .collect();
-        let second = Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        };
         // What fails finds nothing ready.
-        let _ = rustix::event::poll(&mut polled, (!clients.is_empty()).then_some(&second));
+        let _ = rustix::event::poll(&mut polled, (!clients.is_empty()).then_some(&ROUND));
         let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         let mut are_ready = ready[1..].iter();
         clients.retain_mut(|client| {
@@ -166,20 +164,14 @@ struct Pages {
 
 impl Pages {
     fn answer(&mut self, is_metrics: bool) -> Vec<u8> {
-        let (status, text) = match is_metrics.then(|| self.metrics()) {
-            None => ("404 Not Found", "see /metrics\n"),
-            Some(None) => ("503 Service Unavailable", "busy\n"),
-            Some(Some(text)) => ("200 OK", text),
-        };
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        let kind = if status == "200 OK" {
-            kind
-        } else {
-            "text/plain; charset=utf-8"
+        let (status, kind, text) = match is_metrics.then(|| self.metrics()) {
+            None => ("404 Not Found", "text/plain", "see /metrics\n"),
+            Some(None) => ("503 Service Unavailable", "text/plain", "busy\n"),
+            Some(Some(text)) => ("200 OK", "application/openmetrics-text; version=1.0.0", text),
         };
         let len = text.len();
-        format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}")
-            .into_bytes()
+        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {len}");
+        format!("{head}\r\nConnection: close\r\n\r\n{text}").into_bytes()
     }
 
     fn metrics(&mut self) -> Option<&str> {

@@ -60,7 +60,7 @@ pub struct OutputError {
 }
 
 impl OutputError {
-    fn new(refusal: Refusal, text: impl Into<String>) -> Self {
+    pub(crate) fn new(refusal: Refusal, text: impl Into<String>) -> Self {
         OutputError {
             refusal,
             text: text.into(),

@@ -5,15 +5,6 @@ use super::wire::Plan;
 /// How far ahead of the first missing message another one may be. A sender has at most 256 messages in flight.
 const AHEAD_MAX: u64 = 1024;
 
-/// Whether a message arrived in its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrival {
-    /// Every message before it has arrived.
-    InTurn,
-    /// One before it is still missing.
-    Early,
-}
-
 /// The arrival of one transfer's messages.
 #[derive(Clone, Debug)]
 pub struct Sequence {
@@ -110,17 +101,12 @@ impl Sequence {
     ///
     /// # Errors
     /// A line for people when that contradicts the plan or what arrived before.
-    pub fn arrived(&mut self, index: u32, len: u64) -> Result<Arrival, &'static str> {
+    pub fn arrived(&mut self, index: u32, len: u64) -> Result<(), &'static str> {
         let index = u64::from(index);
         self.check(index, len)?;
         if len < self.plan.message_len {
             self.short = Some((index, len));
         }
-        let arrival = if index == self.next {
-            Arrival::InTurn
-        } else {
-            Arrival::Early
-        };
         *self.word(index) |= 1 << (index % 64);
         while self.has(self.next) {
             let next = self.next;
@@ -130,7 +116,7 @@ impl Sequence {
         self.end = self.end.max(index + 1);
         self.messages += 1;
         self.bytes += len;
-        Ok(arrival)
+        Ok(())
     }
 
     fn check(&mut self, index: u64, len: u64) -> Result<(), &'static str> {
@@ -205,10 +191,10 @@ mod tests {
     #[test]
     fn in_order_and_complete() {
         let mut sequence = sequence(Some(25), 10);
-        assert_eq!(sequence.arrived(0, 10), Ok(Arrival::InTurn));
-        assert_eq!(sequence.arrived(2, 5), Ok(Arrival::Early));
+        assert_eq!(sequence.arrived(0, 10), Ok(()));
+        assert_eq!(sequence.arrived(2, 5), Ok(()));
         assert!(!sequence.is_complete());
-        assert_eq!(sequence.arrived(1, 10), Ok(Arrival::InTurn));
+        assert_eq!(sequence.arrived(1, 10), Ok(()));
         assert!(sequence.is_complete());
         assert_eq!(
             (sequence.bytes(), sequence.messages(), sequence.offset(2)),
@@ -259,11 +245,11 @@ mod tests {
     fn too_far_ahead() {
         let mut sequence = sequence(None, 10);
         assert!(sequence.arrived(AHEAD_MAX as u32, 10).is_err());
-        assert_eq!(sequence.arrived(AHEAD_MAX as u32 - 1, 10), Ok(Arrival::Early));
+        assert_eq!(sequence.arrived(AHEAD_MAX as u32 - 1, 10), Ok(()));
         for index in 0..AHEAD_MAX as u32 - 1 {
-            assert_eq!(sequence.arrived(index, 10), Ok(Arrival::InTurn));
+            assert_eq!(sequence.arrived(index, 10), Ok(()));
         }
-        assert_eq!(sequence.arrived(AHEAD_MAX as u32, 10), Ok(Arrival::InTurn));
+        assert_eq!(sequence.arrived(AHEAD_MAX as u32, 10), Ok(()));
     }
 
     proptest! {

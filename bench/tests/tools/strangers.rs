@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::path::Path;
 
 use lm_bench::transfer::wire::{CONTROL_TAG, Control, Plan, Status, TransferId};
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof};
 use lm_protocol::wire::lm::{LmHeader, Trailer, parse_datagram};
 
-use crate::bed::{Bed, Host, INTERFACE, RECEIVER, content, names, wait_until};
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
 use crate::resume::{LEN, resume, under_way};
 
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 66);
@@ -92,38 +93,19 @@ impl Stranger {
             let Ok((header, payload)) = parse_datagram(&bytes[..len]) else {
                 continue;
             };
+            let sender_id = u64::from_be_bytes(bytes[4..12].try_into().unwrap());
+            let number = u32::from_be_bytes(bytes[12..16].try_into().unwrap());
             match header {
-                LmHeader::Control { .. } => {
-                    let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(&bytes[..len])
-                    else {
-                        continue;
-                    };
-                    let proof = ControlMessage::Proof(Proof {
-                        sender_id: challenge.sender_id,
-                        cookie: challenge.cookie,
-                        data_port: self.from.port(),
-                        uncompleted_max: 192,
-                        word: [0; 16],
-                    });
-                    let mut proved = [0; MAX_CONTROL_LEN];
-                    let len = proof.encode(0, &mut proved);
-                    let _ = self.socket.send(&proved[..len]);
-                    self.repeat();
-                }
+                LmHeader::Control { .. } => self.prove(&bytes[..len]),
                 LmHeader::EagerAck { next, .. } => self.unacknowledged.retain(|(number, _)| *number >= next),
-                LmHeader::Eager {
-                    sender_id,
-                    number,
-                    acknowledges,
-                    ..
-                } => {
-                    if let Some(got) = acknowledges {
-                        self.unacknowledged.retain(|(number, _)| *number >= got.next);
-                    }
+                LmHeader::Eager { acknowledges, .. } => {
+                    let next = acknowledges.map_or(0, |got| got.next);
+                    self.unacknowledged.retain(|(number, _)| *number >= next);
+                    let (next, limit) = (number + 1, number + 64);
                     let ack = LmHeader::EagerAck {
                         sender_id,
-                        next: number + 1,
-                        limit: number + 64,
+                        next,
+                        limit,
                     };
                     if self.acknowledges {
                         let _ = self.socket.send(&self.packet(&ack, &[]));
@@ -132,6 +114,22 @@ impl Stranger {
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn prove(&self, packet: &[u8]) {
+        if let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(packet) {
+            let proof = ControlMessage::Proof(Proof {
+                sender_id: challenge.sender_id,
+                cookie: challenge.cookie,
+                data_port: self.from.port(),
+                uncompleted_max: 192,
+                word: [0; 16],
+            });
+            let mut bytes = [0; MAX_CONTROL_LEN];
+            let len = proof.encode(0, &mut bytes);
+            let _ = self.socket.send(&bytes[..len]);
+            self.repeat();
         }
     }
 
@@ -172,6 +170,11 @@ fn endless(message_len: u64) -> Plan {
     Plan::new(None, message_len).unwrap()
 }
 
+/// The name of what is kept of the attacker's file with this key.
+fn part_of(key: u64) -> String {
+    format!(".{ATTACKER}-{key:016x}.part")
+}
+
 fn abort(transfer: TransferId) -> Control {
     Control::End {
         transfer,
@@ -181,6 +184,13 @@ fn abort(transfer: TransferId) -> Control {
     }
 }
 
+/// A sender that has left a third of its file.
+fn interrupt(bed: &Bed, file: &Path, directory: &Path, receiver: &Tool) {
+    let sender = under_way(bed, file, directory, &[]);
+    sender.interrupt().expect_code(130);
+    receiver.wait_for_line("the sender gave up");
+}
+
 /// Three transfers ask about 40 GiB each, in a packet each: others send meanwhile, and go on with their files.
 #[test]
 fn questions_keep_no_sender_out() {
@@ -188,20 +198,16 @@ fn questions_keep_no_sender_out() {
     let Some(bed) = Bed::new() else { return };
     let (file, directory) = (bed.file("file", LEN), bed.directory("in"));
     for key in 0..3 {
-        let part = fs::File::create(directory.join(format!(".{ATTACKER}-{key:016x}.part"))).unwrap();
-        part.set_len(HELD).unwrap();
+        let part = fs::File::create(directory.join(part_of(key)));
+        part.unwrap().set_len(HELD).unwrap();
     }
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    under_way(&bed, &file, &directory, &[])
-        .interrupt()
-        .expect_code(130);
-    receiver.wait_for_line("the sender gave up");
+    interrupt(&bed, &file, &directory, &receiver);
     let mut strangers = Stranger::at(&bed, ATTACKER, 3);
     for (key, stranger) in (0..).zip(&mut strangers) {
         let transfer = stranger.start(1, endless(1 << 20), key, true);
-        stranger.wait_for("no READY", 1, |it| {
-            matches!(it, Control::Ready { held: HELD, .. })
-        });
+        let is_ready = |it: &Control| matches!(it, Control::Ready { held: HELD, .. });
+        stranger.wait_for("no READY", 1, is_ready);
         stranger.say(&Control::Check {
             transfer,
             offset: 0,
@@ -226,14 +232,10 @@ fn only_what_is_contiguous_is_kept() {
     let directory = bed.directory("in");
     let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--max-bytes", "4000"]);
     let longest = || {
-        let lens = names(&directory)
-            .into_iter()
-            .map(|name| fs::metadata(directory.join(name)).unwrap().len());
-        lens.max().unwrap_or_default()
+        let len = |name| fs::metadata(directory.join(name)).unwrap().len();
+        names(&directory).into_iter().map(len).max().unwrap_or_default()
     };
-    let [stranger] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
-        unreachable!()
-    };
+    let stranger = &mut Stranger::at(&bed, ATTACKER, 1)[0];
     let far = stranger.start(1, endless(1 << 30), 1, false);
     stranger.send(far.data_tag(40), b"x");
     // The second answer comes when the message was taken.
@@ -248,8 +250,7 @@ fn only_what_is_contiguous_is_kept() {
     stranger.say(&abort(behind));
     let is_over = |it: &Control| matches!(it, Control::Result { transfer, .. } if *transfer == behind);
     stranger.wait_for("no RESULT", 1, is_over);
-    let kept = format!(".{ATTACKER}-{:016x}.part", 2);
-    assert_eq!(names(&directory), [&kept[..]]);
+    assert_eq!(names(&directory), [part_of(2)]);
     assert_eq!(longest(), 1000);
     // Of 4000 bytes it has 1000.
     bed.send_to_end(&[bed.file("file", 3000).to_str().unwrap()])
@@ -263,9 +264,7 @@ fn an_answer_that_is_not_taken_holds_up_no_other() {
     let Some(bed) = Bed::new() else { return };
     let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    let [deaf] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
-        unreachable!()
-    };
+    let deaf = &mut Stranger::at(&bed, ATTACKER, 1)[0];
     deaf.acknowledges = false;
     for _ in 0..20 {
         (0..30).for_each(|_| _ = deaf.start(1, endless(1000), 1, false));
@@ -316,13 +315,8 @@ fn parts_are_evicted_by_their_own_address_alone() {
     let Some(bed) = Bed::new() else { return };
     let (file, directory) = (bed.file("file", LEN), bed.directory("in"));
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    under_way(&bed, &file, &directory, &[])
-        .interrupt()
-        .expect_code(130);
-    receiver.wait_for_line("the sender gave up");
-    let [stranger] = &mut Stranger::at(&bed, ATTACKER, 1)[..] else {
-        unreachable!()
-    };
+    interrupt(&bed, &file, &directory, &receiver);
+    let stranger = &mut Stranger::at(&bed, ATTACKER, 1)[0];
     for number in 1..=24 {
         let transfer = stranger.start(number, endless(1000), number.into(), false);
         stranger.send(transfer.data_tag(0), &content(1000));
@@ -330,14 +324,10 @@ fn parts_are_evicted_by_their_own_address_alone() {
         let is_over = |it: &Control| matches!(it, Control::Result { .. });
         stranger.wait_for("no RESULT", number as usize, is_over);
     }
-    let kept: Vec<_> = (17..=24)
-        .map(|key| format!(".{ATTACKER}-{key:016x}.part"))
-        .collect();
-    let theirs: Vec<_> = names(&directory)
-        .into_iter()
-        .filter(|name| name.contains("66-"))
-        .collect();
-    assert_eq!(theirs, kept);
+    let kept: Vec<_> = (17..=24).map(part_of).collect();
+    let mut left = names(&directory);
+    left.retain(|name| name.contains("66-"));
+    assert_eq!(left, kept);
     assert!(resume(&bed, &file) > LEN as u64 / 8);
     receiver.interrupt().expect_code(130);
 }

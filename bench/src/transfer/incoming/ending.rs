@@ -185,8 +185,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 }
 
 fn no_thread(why: &str) -> OutputError {
-    OutputError {
-        refusal: Refusal::NotWritable,
-        text: format!("no thread could wait for the disk: {why}; free memory or leave out --fsync"),
-    }
+    let text = format!("no thread could wait for the disk: {why}; free memory or leave out --fsync");
+    OutputError::new(Refusal::NotWritable, text)
 }

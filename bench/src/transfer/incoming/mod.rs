@@ -443,27 +443,11 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 let text = format!(
                     "speaks another version of the transfer protocol ({theirs}); use the same release"
                 );
-                self.refuse(
-                    peer,
-                    from,
-                    transfer,
-                    OutputError {
-                        refusal: Refusal::Version,
-                        text,
-                    },
-                );
+                self.refuse(peer, from, transfer, OutputError::new(Refusal::Version, text));
             }
             Err(ControlError::ImpossiblePlan { transfer }) => {
                 let text = "asks for an impossible transfer; use larger messages".to_owned();
-                self.refuse(
-                    peer,
-                    from,
-                    transfer,
-                    OutputError {
-                        refusal: Refusal::Malformed,
-                        text,
-                    },
-                );
+                self.refuse(peer, from, transfer, OutputError::new(Refusal::Malformed, text));
             }
             // READY, DIGESTS, BEGUN, REFUSED and RESULT are what a receiver says; the rest is noise.
             Ok(_) | Err(_) => {
@@ -556,10 +540,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     ) -> Result<Destination, OutputError> {
         if !self.policy.allows(from) {
             let text = format!("{from} is not allowed; add --allow {from} at the receiver");
-            return Err(OutputError {
-                refusal: Refusal::NotAllowed,
-                text,
-            });
+            return Err(OutputError::new(Refusal::NotAllowed, text));
         }
         let longest = plan.longest_message();
         if longest > self.policy.max_message_len {
@@ -568,17 +549,11 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 ByteSize::new(longest),
                 ByteSize::new(self.policy.max_message_len)
             );
-            return Err(OutputError {
-                refusal: Refusal::TooLarge,
-                text,
-            });
+            return Err(OutputError::new(Refusal::TooLarge, text));
         }
         if !self.has_place(from, now) {
             let text = "another transfer is under way; try again when it has ended".to_owned();
-            return Err(OutputError {
-                refusal: Refusal::Busy,
-                text,
-            });
+            return Err(OutputError::new(Refusal::Busy, text));
         }
         // What is kept of an earlier one does not come again, unless it is another file's.
         let destination = self.output.begin(plan.total_len, source, resume)?;

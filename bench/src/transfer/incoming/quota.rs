@@ -23,9 +23,6 @@ impl Quota {
             approximate(left),
             ByteSize::new(self.max)
         );
-        Err(OutputError {
-            refusal: Refusal::DiskFull,
-            text,
-        })
+        Err(OutputError::new(Refusal::DiskFull, text))
     }
 }

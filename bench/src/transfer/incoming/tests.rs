@@ -73,8 +73,12 @@ impl Bed {
 }
 
 fn start(total_len: Option<u64>, message_len: u64) -> Control {
+    start_of(ID, total_len, message_len)
+}
+
+fn start_of(transfer: TransferId, total_len: Option<u64>, message_len: u64) -> Control {
     Control::Start {
-        transfer: ID,
+        transfer,
         ipfrag: false,
         plan: Plan {
             total_len,
@@ -82,6 +86,15 @@ fn start(total_len: Option<u64>, message_len: u64) -> Control {
         },
         key: None,
         resume: false,
+    }
+}
+
+fn abort() -> Control {
+    Control::End {
+        transfer: ID,
+        status: Status::Aborted,
+        bytes: 0,
+        messages: 0,
     }
 }
 
@@ -226,13 +239,7 @@ fn an_existing_file_is_refused_and_one_output_takes_one_transfer() {
     assert_eq!(refusal_of(&bed.answers()), Refusal::Busy);
     bed.data(0, b"abc");
     let next = TransferId::new(8).unwrap();
-    let again = Control::Start {
-        transfer: next,
-        ipfrag: true,
-        plan: Plan::new(Some(3), 10).unwrap(),
-        key: None,
-        resume: false,
-    };
+    let again = start_of(next, Some(3), 10);
     assert_eq!(refusal_of(&bed.say(&again)), Refusal::Exists);
     assert_eq!(fs::read(path).unwrap(), b"abc");
 }
@@ -241,15 +248,7 @@ fn an_existing_file_is_refused_and_one_output_takes_one_transfer() {
 fn what_ends_a_transfer_leaves_no_file() {
     type Step = fn(&mut Bed) -> Status;
     let steps: [(&str, Step); 8] = [
-        ("abort", |bed| {
-            let abort = Control::End {
-                transfer: ID,
-                status: Status::Aborted,
-                bytes: 0,
-                messages: 0,
-            };
-            status_of(&bed.say(&abort))
-        }),
+        ("abort", |bed| status_of(&bed.say(&abort()))),
         ("wrong length", |bed| status_of(&bed.data(1, b"short"))),
         ("twice", |bed| status_of(&bed.data(0, b"abcdefghij"))),
         ("past the end", |bed| status_of(&bed.data(9, b"abcdefghij"))),
@@ -287,13 +286,7 @@ fn what_ends_a_transfer_leaves_no_file() {
         assert_eq!(bed.receiver.totals().failed_transfers, 1, "{name}");
         // The number is free again.
         let next = TransferId::new(8).unwrap();
-        bed.say(&Control::Start {
-            transfer: next,
-            ipfrag: false,
-            plan: Plan::new(Some(1), 1).unwrap(),
-            key: None,
-            resume: false,
-        });
+        bed.say(&start_of(next, Some(1), 1));
         bed.message(next.data_tag(0), b"x".to_vec());
         assert_eq!(bed.files(), ["transfer-000001"], "{name}");
     }
@@ -319,13 +312,7 @@ fn a_new_transfer_replaces_the_senders_old_one() {
     let mut bed = Bed::new();
     bed.say(&start(None, 10));
     let next = TransferId::new(8).unwrap();
-    let answers = bed.say(&Control::Start {
-        transfer: next,
-        ipfrag: false,
-        plan: Plan::new(Some(1), 1).unwrap(),
-        key: None,
-        resume: false,
-    });
+    let answers = bed.say(&start_of(next, Some(1), 1));
     assert_eq!(status_of(&answers[..1]), Status::Aborted);
     assert_eq!(
         answers[1],
@@ -399,16 +386,7 @@ fn strangers_cannot_touch_a_transfer() {
     for (tag, bytes) in [
         (ID.data_tag(0), b"xyz".to_vec()),
         (CONTROL_TAG, end(3, 1).encode()),
-        (
-            CONTROL_TAG,
-            Control::End {
-                transfer: ID,
-                status: Status::Aborted,
-                bytes: 0,
-                messages: 0,
-            }
-            .encode(),
-        ),
+        (CONTROL_TAG, abort().encode()),
         (CONTROL_TAG, READY.encode()),
         (CONTROL_TAG, b"noise".to_vec()),
         (0, Vec::new()),

@@ -19,24 +19,16 @@ impl Bed {
     }
 }
 
-/// START of a file that has a name.
-fn start_of_file(total_len: Option<u64>, message_len: u64, resume: bool) -> Control {
-    Control::Start {
-        transfer: ID,
-        ipfrag: false,
-        plan: Plan::new(total_len, message_len).unwrap(),
-        key: Some(1),
-        resume,
+/// START of a file that has a name, of 30 bytes.
+fn start_of_file(number: u32, resume: bool) -> Control {
+    let mut start = start_of(TransferId::new(number).unwrap(), Some(30), 10);
+    if let Control::Start {
+        key, resume: again, ..
+    } = &mut start
+    {
+        (*key, *again) = (Some(1), resume);
     }
-}
-
-fn abort() -> Control {
-    Control::End {
-        transfer: ID,
-        status: Status::Aborted,
-        bytes: 0,
-        messages: 0,
-    }
+    start
 }
 
 #[test]
@@ -168,29 +160,13 @@ fn of_a_stream_only_what_comes_next_is_written() {
 fn nobody_goes_on_in_the_middle_of_a_message() {
     let mut bed = Bed::new();
     bed.receiver = bed.receiver.max_bytes(30);
-    bed.say(&start_of_file(Some(30), 10, false));
+    bed.say(&start_of_file(7, false));
     assert!(bed.show(2, b"uvwxyzabcd", Some(0..7)));
     assert_eq!(status_of(&bed.say(&abort())), Status::Aborted);
     assert!(bed.files().is_empty() && bed.receiver.quota.taken == 0);
 
-    let again = |number, resume| {
-        let Control::Start {
-            plan, ipfrag, key, ..
-        } = start_of_file(Some(30), 10, resume)
-        else {
-            unreachable!()
-        };
-        let transfer = TransferId::new(number).unwrap();
-        Control::Start {
-            transfer,
-            plan,
-            ipfrag,
-            key,
-            resume,
-        }
-    };
     let get = |range: Range<u64>| Some(&b"klmnopqrst"[range.start as usize..range.end as usize]);
-    bed.say(&again(8, false));
+    bed.say(&start_of_file(8, false));
     let transfer = TransferId::new(8).unwrap();
     bed.message(transfer.data_tag(0), b"abcdefghij".to_vec());
     let name = (transfer.data_tag(1), 10);
@@ -203,7 +179,10 @@ fn nobody_goes_on_in_the_middle_of_a_message() {
 
     // What is there is compared first: nothing is written over it meanwhile.
     let (transfer, held) = (TransferId::new(9).unwrap(), 10);
-    assert_eq!(bed.say(&again(9, true)), [Control::Ready { transfer, held }]);
+    assert_eq!(
+        bed.say(&start_of_file(9, true)),
+        [Control::Ready { transfer, held }]
+    );
     let name = (transfer.data_tag(0), 10);
     assert!(!(bed.receiver).on_shown(1, name, std::iter::once(0..7), get, bed.now, &mut || true));
     assert_eq!(bed.part(), b"abcdefghij");
