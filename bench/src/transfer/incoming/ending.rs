@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
-use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, Receiver, queue};
+use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver, WASTED_MAX, queue};
 use crate::output::OutputError;
 use crate::size::approximate;
 use crate::transfer::wire::{Control, Refusal, Status, TransferId};
@@ -85,8 +85,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         match finished {
             Ok(name) => {
                 self.totals.transfers += 1;
-                let begun = self.begun.iter().position(|(ip, _)| *ip == over.from);
-                let _ = begun.map(|at| self.begun.swap_remove(at));
                 self.totals.resumed_bytes += over.resumed;
                 let bytes = over.sequence.bytes();
                 self.tell(Event::Finished { name, bytes });
@@ -121,11 +119,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             .taken
             .saturating_sub(over.written + self.output.take_freed());
         self.totals.failed_transfers += 1;
+        self.waste(over.from, now);
         self.tell(Event::Failed {
             from: over.from,
             text: format!("{text} (after {})", approximate(over.sequence.bytes())),
         });
         self.end(over, status, text, now);
+    }
+
+    /// A transfer of this address came to nothing.
+    pub(super) fn waste(&mut self, from: Ipv4Addr, now: Instant) {
+        queue(&mut self.wasted, (from, now), WASTED_MAX, |(ip, _)| *ip == from);
     }
 
     pub(super) fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
@@ -138,13 +142,12 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             messages: over.sequence.messages(),
             text,
         };
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(Ended {
+        let ended = Ended {
             peer,
+            from: over.from,
             answer: answer.clone(),
-        });
+        };
+        queue(&mut self.ended, ended, ENDED_MAX, |ended| ended.from == over.from);
         self.reply(peer, answer);
     }
 
@@ -173,7 +176,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn reply(&mut self, peer: P, control: Control) {
-        queue(&mut self.replies, (peer, control));
+        queue(&mut self.replies, (peer, control), REPLIES_MAX, |(other, _)| {
+            *other == peer
+        });
     }
 
     pub(super) fn tell(&mut self, event: Event) {

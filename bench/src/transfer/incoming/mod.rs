@@ -43,20 +43,20 @@ const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.
 const AHEAD_MAX: usize = 1;
 
-/// Transfers that one address may begin in a second, but for those that become complete: each costs a file.
-const BEGUN_MAX: usize = 32;
+/// How long it is held against an address that a transfer came to nothing: others have no patience with its places.
+const WASTED_FOR: Duration = Duration::from_secs(10);
+
+/// Such transfers that are remembered, and those of one address, which begins no more then: each costs a file.
+const WASTED_MAX: (usize, usize) = (4096, 256);
 
 /// What a byte counts for a transfer that wants to keep its place: 64 KiB are a second.
 const BYTE_TIME: Duration = Duration::from_micros(16);
 
-/// Ended transfers whose RESULT can be asked for again.
-const ENDED_MAX: usize = 256;
+/// Ended transfers whose RESULT can be asked for again, and those of one address.
+const ENDED_MAX: (usize, usize) = (256, 128);
 
-/// Answers that wait to be sent. More are dropped, the oldest first: senders ask again.
-const REPLIES_MAX: usize = 256;
-
-/// Of these, answers to one peer.
-const REPLIES_OF_PEER_MAX: usize = 8;
+/// Answers that wait to be sent, and those to one peer. More are dropped, the oldest first: senders ask again.
+const REPLIES_MAX: (usize, usize) = (256, 8);
 
 /// Answers of which it is tried again at once whether they can be sent.
 const STUCK_TRIED: usize = 8;
@@ -181,6 +181,7 @@ struct Over<P> {
 /// A transfer that is over, remembered for repeated questions.
 struct Ended<P> {
     peer: P,
+    from: Ipv4Addr,
     answer: Control,
 }
 
@@ -191,8 +192,8 @@ pub struct Receiver<P, M> {
     quota: Quota,
     active: Vec<Incoming<P, M>>,
     closing: Vec<Closing<P>>,
-    /// Addresses that began a transfer in the last second, of which nothing is complete.
-    begun: Vec<(Ipv4Addr, Instant)>,
+    /// Whose transfers came to nothing lately, and when.
+    wasted: VecDeque<(Ipv4Addr, Instant)>,
     ended: VecDeque<Ended<P>>,
     replies: VecDeque<(P, Control)>,
     /// Answers that could not be sent.
@@ -215,7 +216,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             },
             active: Vec::new(),
             closing: Vec::new(),
-            begun: Vec::new(),
+            wasted: VecDeque::new(),
             ended: VecDeque::new(),
             replies: VecDeque::new(),
             stuck: VecDeque::new(),
@@ -266,7 +267,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// Puts back an answer that could not be sent now: behind all others, whose peers may take theirs.
     pub fn return_reply(&mut self, peer: P, control: Control) {
-        queue(&mut self.stuck, (peer, control));
+        queue(&mut self.stuck, (peer, control), REPLIES_MAX, |(other, _)| {
+            *other == peer
+        });
     }
 
     /// How many answers are to be tried now; 0 where none waits.
@@ -500,6 +503,10 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 self.totals.wires[usize::from(ipfrag)] = true;
                 let sequence = Sequence::new(plan);
                 let held = destination.held();
+                let idle_at = match self.wasted.iter().any(|(ip, _)| *ip == from) {
+                    true => now,
+                    false => now + patience_with(plan) + at_disk_pace(held),
+                };
                 let incoming = Incoming {
                     peer,
                     from,
@@ -516,7 +523,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     shown: Vec::new(),
                     last_heard: now,
                     asked: now,
-                    idle_at: now + patience_with(plan) + at_disk_pace(held),
+                    idle_at,
                 };
                 self.active.push(incoming);
                 self.tell(Event::Started {
@@ -562,6 +569,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         if let Err(error) = self.quota.check(total_len.saturating_sub(destination.held())) {
             let keep = self.output.keep(&destination, from, 0);
             destination.abandon(keep);
+            self.waste(from, now);
             return Err(error);
         }
         Ok(destination)
@@ -570,8 +578,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     /// Whether there is a place for a transfer of this address, which has half of them at most. One of which too little comes gives way;
     /// not so what was written to a stream, which nothing takes back.
     fn has_place(&mut self, from: Ipv4Addr, now: Instant) -> bool {
-        self.begun.retain(|(_, at)| now < *at + Duration::from_secs(1));
-        if self.begun.iter().filter(|(ip, _)| *ip == from).count() >= BEGUN_MAX {
+        self.wasted.retain(|(_, at)| now < *at + WASTED_FOR);
+        if self.wasted.iter().filter(|(ip, _)| *ip == from).count() >= WASTED_MAX.1 {
             return false;
         }
         let closing = self.closing.iter().map(|closing| closing.over.from);
@@ -591,7 +599,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             let text = "too little came, and its place became another's; start it again".to_owned();
             self.fail(position, Status::TimedOut, text, now);
         }
-        self.begun.push((from, now));
         true
     }
 
@@ -626,15 +633,14 @@ fn at_disk_pace(bytes: u64) -> Duration {
     Duration::from_secs(bytes >> 25)
 }
 
-/// One more answer; what is too much goes, first of the same peer.
-fn queue<P: Eq>(replies: &mut VecDeque<(P, Control)>, reply: (P, Control)) {
-    let theirs = replies.iter().filter(|(peer, _)| *peer == reply.0);
-    let oldest = match theirs.count() {
-        REPLIES_OF_PEER_MAX.. => replies.iter().position(|(peer, _)| *peer == reply.0),
-        _ => (replies.len() == REPLIES_MAX).then_some(0),
+/// One more, of so many in all and of one's own: what is too much goes, the oldest first and of one's own.
+fn queue<T>(queue: &mut VecDeque<T>, new: T, (most, own_most): (usize, usize), is_its: impl Fn(&T) -> bool) {
+    let oldest = match queue.iter().filter(|one| is_its(one)).count() >= own_most {
+        true => queue.iter().position(is_its),
+        false => (queue.len() >= most).then_some(0),
     };
-    let _ = oldest.and_then(|at| replies.remove(at));
-    replies.push_back(reply);
+    let _ = oldest.and_then(|at| queue.remove(at));
+    queue.push_back(new);
 }
 
 #[cfg(test)]
