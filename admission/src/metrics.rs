@@ -170,7 +170,8 @@ impl Pages {
             Some(Some(text)) => ("200 OK", "application/openmetrics-text; version=1.0.0", text),
         };
         let len = text.len();
-        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {len}");
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {len}");
         format!("{head}\r\nConnection: close\r\n\r\n{text}").into_bytes()
     }
 

@@ -50,7 +50,7 @@ Receives files that lm-send sends, over AF_XDP: each message arrives in one cont
 memory and is written from there.
 
 The receiver chooses the names. With --output DIR (default: the current directory) transfers become \
-transfer-000001, transfer-000002 and so on, the first free number each; with --output FILE one transfer becomes \
+transfer-000001, transfer-000002 and so on, the first free number each when it is complete; with --output FILE one transfer becomes \
 that file; with - they go to standard output one behind the other, and so they do with a FIFO or a character device.
 
 A file has its final name only when it is complete. Until then it is called .NAME-ADDRESS-KEY.part (in a directory \

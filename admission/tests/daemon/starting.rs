@@ -281,12 +281,12 @@ fn metrics_and_tables() {
     assert!(get("/").starts_with("HTTP/1.1 404"));
 
     // Connections that say nothing, half of a question, or ask and do not read: metrics are there all the same, and cost one thread.
-    let threads = || {
-        std::fs::read_dir(format!("/proc/{}/task", daemon.id()))
+    let count = |what| {
+        std::fs::read_dir(format!("/proc/{}/{what}", daemon.id()))
             .unwrap()
             .count()
     };
-    let before = threads();
+    let threads = count("task");
     let silent: Vec<_> = (0..120)
         .map(|number| {
             let words = ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"][number % 3];
@@ -298,11 +298,8 @@ fn metrics_and_tables() {
         })
         .collect();
     assert!(get("/metrics").starts_with("HTTP/1.1 200"));
-    assert_eq!(threads(), before);
-    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.id()))
-        .unwrap()
-        .count();
-    assert!(open < 100, "{open} descriptors for {} connections", silent.len());
+    assert_eq!(count("task"), threads);
+    assert!(count("fd") < 100, "descriptors for {} connections", silent.len());
 
     let socket = hosts.socket(Side::Left);
     let arguments = ["status".as_ref(), "--socket".as_ref(), socket.as_os_str()];

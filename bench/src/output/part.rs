@@ -64,10 +64,8 @@ impl Kept {
             let source = name.to_str()?.strip_prefix(prefix)?.strip_suffix(SUFFIX)?;
             let from = source.split_once('-')?.0.parse().ok()?;
             let (path, counted) = (entry.path(), 0);
-            Some((
-                entry.metadata().ok()?.modified().ok()?,
-                Part { path, from, counted },
-            ))
+            let modified = entry.metadata().ok()?.modified().ok()?;
+            Some((modified, Part { path, from, counted }))
         };
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let mut parts: Vec<_> = entries.filter_map(found).collect();

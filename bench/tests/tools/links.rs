@@ -225,7 +225,7 @@ fn a_sender_that_is_killed_does_not_hold_up_the_next() {
     transfer.sender.end();
     // Long before --patience is over.
     bed.send_to_end(&[next.to_str().unwrap()]).expect_code(0);
-    let came = fs::read(transfer.directory.join("transfer-000002")).unwrap();
+    let came = fs::read(transfer.directory.join("transfer-000001")).unwrap();
     assert!(came == content(LEN), "the bytes differ");
 }
 

@@ -43,8 +43,11 @@ const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.
 const AHEAD_MAX: usize = 1;
 
-/// How long it is held against an address that a transfer came to nothing: others have no patience with its places.
+/// How long it is held against an address that a transfer came to nothing.
 const WASTED_FOR: Duration = Duration::from_secs(10);
+
+/// An address with so many of these has no grace: its places are others' unless something comes.
+const WASTED_BORNE: usize = 8;
 
 /// Such transfers that are remembered, and those of one address, which begins no more then: each costs a file.
 const WASTED_MAX: (usize, usize) = (4096, 256);
@@ -503,10 +506,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 self.totals.wires[usize::from(ipfrag)] = true;
                 let sequence = Sequence::new(plan);
                 let held = destination.held();
-                let idle_at = match self.wasted.iter().any(|(ip, _)| *ip == from) {
-                    true => now,
-                    false => now + patience_with(plan) + at_disk_pace(held),
-                };
+                let wastes = self.wasted_by(from) >= WASTED_BORNE;
+                let grace = patience_with(plan) + at_disk_pace(held);
+                let idle_at = if wastes { now } else { now + grace };
                 let incoming = Incoming {
                     peer,
                     from,
@@ -575,11 +577,15 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         Ok(destination)
     }
 
+    fn wasted_by(&self, from: Ipv4Addr) -> usize {
+        self.wasted.iter().filter(|(ip, _)| *ip == from).count()
+    }
+
     /// Whether there is a place for a transfer of this address, which has half of them at most. One of which too little comes gives way;
     /// not so what was written to a stream, which nothing takes back.
     fn has_place(&mut self, from: Ipv4Addr, now: Instant) -> bool {
         self.wasted.retain(|(_, at)| now < *at + WASTED_FOR);
-        if self.wasted.iter().filter(|(ip, _)| *ip == from).count() >= WASTED_MAX.1 {
+        if self.wasted_by(from) >= WASTED_MAX.1 {
             return false;
         }
         let closing = self.closing.iter().map(|closing| closing.over.from);

@@ -86,11 +86,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         let arrived = self.sequence.arrived(index, message.len() as u64);
         arrived.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
         if !self.is_due(index) {
-            let most = if self.destination.in_order() {
-                EARLY_MAX
-            } else {
-                AHEAD_MAX
-            };
+            let most = [AHEAD_MAX, EARLY_MAX][usize::from(self.destination.in_order())];
             if self.early.len() == most {
                 let text = "messages came further out of order than can be borne; send smaller ones";
                 return Err((Status::Inconsistent, text.to_owned()));
