@@ -258,17 +258,19 @@ fn only_what_is_contiguous_is_kept() {
     receiver.interrupt().expect_code(130);
 }
 
-/// A stranger that acknowledges nothing: what it is told waits, and nothing else.
+/// Strangers that acknowledge nothing: what they are told waits, and nothing else.
 #[test]
 fn an_answer_that_is_not_taken_holds_up_no_other() {
     let Some(bed) = Bed::new() else { return };
     let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    let deaf = &mut Stranger::at(&bed, ATTACKER, 1)[0];
-    deaf.acknowledges = false;
-    for _ in 0..20 {
-        (0..30).for_each(|_| _ = deaf.start(1, endless(1000), 1, false));
-        deaf.settle();
+    // So many that what one of them may have unacknowledged is all that there is.
+    for (deaf, key) in Stranger::at(&bed, ATTACKER, 80).iter_mut().zip(0..) {
+        deaf.acknowledges = false;
+        for _ in 0..3 {
+            (0..30).for_each(|_| _ = deaf.start(1, endless(1000), key, false));
+            deaf.settle();
+        }
     }
     for _ in 0..3 {
         bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
