@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
-use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver, WASTED_MAX, queue};
+use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver, queue};
 use crate::output::OutputError;
 use crate::size::approximate;
 use crate::transfer::wire::{Control, Refusal, Status, TransferId};
@@ -125,11 +125,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             text: format!("{text} (after {})", approximate(over.sequence.bytes())),
         });
         self.end(over, status, text, now);
-    }
-
-    /// A transfer of this address came to nothing.
-    pub(super) fn waste(&mut self, from: Ipv4Addr, now: Instant) {
-        queue(&mut self.wasted, (from, now), WASTED_MAX, |(ip, _)| *ip == from);
     }
 
     pub(super) fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {

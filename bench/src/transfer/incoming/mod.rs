@@ -7,6 +7,7 @@
 mod ending;
 mod hashing;
 mod one;
+mod places;
 mod quota;
 mod shown;
 
@@ -18,9 +19,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lm_admission::Policy;
-use lm_protocol::session::UNUSED_MAX;
 
 use self::hashing::{Hasher, Question};
+use self::places::{WASTED_BORNE, at_disk_pace, patience_with};
 use self::quota::Quota;
 use self::shown::Shown;
 use super::outgoing::REPEAT_EVERY;
@@ -42,18 +43,6 @@ const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.
 const AHEAD_MAX: usize = 1;
-
-/// How long it is held against an address that a transfer came to nothing.
-const WASTED_FOR: Duration = Duration::from_secs(10);
-
-/// An address with so many of these has no grace: its places are others' unless something comes.
-const WASTED_BORNE: usize = 8;
-
-/// Such transfers that are remembered, and those of one address, which begins no more then: each costs a file.
-const WASTED_MAX: (usize, usize) = (4096, 256);
-
-/// What a byte counts for a transfer that wants to keep its place: 64 KiB are a second.
-const BYTE_TIME: Duration = Duration::from_micros(16);
 
 /// Ended transfers whose RESULT can be asked for again, and those of one address.
 const ENDED_MAX: (usize, usize) = (256, 128);
@@ -577,37 +566,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         Ok(destination)
     }
 
-    fn wasted_by(&self, from: Ipv4Addr) -> usize {
-        self.wasted.iter().filter(|(ip, _)| *ip == from).count()
-    }
-
-    /// Whether there is a place for a transfer of this address, which has half of them at most. One of which too little comes gives way;
-    /// not so what was written to a stream, which nothing takes back.
-    fn has_place(&mut self, from: Ipv4Addr, now: Instant) -> bool {
-        self.wasted.retain(|(_, at)| now < *at + WASTED_FOR);
-        if self.wasted_by(from) >= WASTED_MAX.1 {
-            return false;
-        }
-        let closing = self.closing.iter().map(|closing| closing.over.from);
-        let holders = self.active.iter().map(|incoming| incoming.from).chain(closing);
-        let most = self.output.concurrent_max();
-        let has_share = holders.clone().filter(|holder| *holder == from).count() < most.div_ceil(2);
-        if !has_share || holders.count() >= most {
-            let gives_way = |position: &usize| {
-                let incoming = &self.active[*position];
-                let is_spoilt = incoming.destination.in_order() && incoming.written > 0;
-                incoming.idle_at <= now && (has_share || incoming.from == from) && !is_spoilt
-            };
-            let idle = (0..self.active.len()).filter(gives_way);
-            let Some(position) = idle.min_by_key(|position| self.active[*position].idle_at) else {
-                return false;
-            };
-            let text = "too little came, and its place became another's; start it again".to_owned();
-            self.fail(position, Status::TimedOut, text, now);
-        }
-        true
-    }
-
     /// The sender has found out what of the bytes that are there are the file's.
     fn on_begin(&mut self, peer: P, transfer: TransferId, first: u64, now: Instant) {
         let Some(position) = self.position(peer, transfer) else {
@@ -627,16 +585,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         self.settle(position, begun, now);
     }
-}
-
-/// How long nothing may come of a transfer that keeps its place: its messages may be written when they are whole.
-fn patience_with(plan: Plan) -> Duration {
-    UNUSED_MAX + at_disk_pace(plan.longest_message())
-}
-
-/// The time that so many bytes take at 32 MiB a second.
-fn at_disk_pace(bytes: u64) -> Duration {
-    Duration::from_secs(bytes >> 25)
 }
 
 /// One more, of so many in all and of one's own: what is too much goes, the oldest first and of one's own.

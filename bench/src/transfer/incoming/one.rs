@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::hashing::{Hasher, Question};
+use super::places::{BYTE_TIME, patience_with};
 use super::quota::Quota;
-use super::{AHEAD_MAX, BYTE_TIME, EARLY_MAX, Incoming, Over, Totals, patience_with};
+use super::{AHEAD_MAX, EARLY_MAX, Incoming, Over, Totals};
 use crate::output::{Destination, OutputError};
 use crate::transfer::progress::Sequence;
 use crate::transfer::wire::Status;

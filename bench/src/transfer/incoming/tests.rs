@@ -1,5 +1,6 @@
 //! Tests of [`super`]: a receiver fed by hand, with files in a scratch directory.
 
+use super::places::WASTED_MAX;
 use super::*;
 use crate::scratch::Scratch;
 use proptest::prelude::*;
