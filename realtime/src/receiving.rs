@@ -67,6 +67,8 @@ impl Receiving {
                 self.flows.remove(&oldest);
             }
         }
+        let flows = self.flows.len() + usize::from(!self.flows.contains_key(&id));
+        self.hub.flows_known.store(flows as u64, Ordering::Relaxed);
         let known = self.flows.entry(id).or_insert_with(|| Known {
             incoming: Incoming::new(packet, now),
             heard: now,
@@ -295,6 +297,8 @@ impl Handler for Receiving {
     }
 
     fn due(&self) -> Option<Time> {
+        let looks = self.flows.len() as u64;
+        self.hub.flow_looks.fetch_add(looks, Ordering::Relaxed);
         let reports = self.flows.values().filter_map(|known| known.incoming.due());
         reports.chain(self.gives_up).chain(self.missing).min()
     }
@@ -302,6 +306,8 @@ impl Handler for Receiving {
     fn tick(&mut self, now: Time, replies: &mut Replies) {
         self.give_up(now);
         self.miss(now);
+        let looks = self.flows.len() as u64;
+        self.hub.flow_looks.fetch_add(looks, Ordering::Relaxed);
         for ((peer, key), known) in &mut self.flows {
             if let Some(report) = known.incoming.report(now) {
                 let (words, bytes) = report.write();

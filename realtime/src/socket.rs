@@ -70,6 +70,8 @@ pub(crate) struct Hub {
     pub(crate) flows: Mutex<Vec<(PeerId, Arc<Sent>)>>,
     pub(crate) refused_packets: AtomicU64,
     pub(crate) refused_reports: AtomicU64,
+    pub(crate) flows_known: AtomicU64,
+    pub(crate) flow_looks: AtomicU64,
 }
 
 impl fmt::Debug for Hub {
@@ -215,6 +217,8 @@ impl RealTime {
             flows: Mutex::default(),
             refused_packets: AtomicU64::new(0),
             refused_reports: AtomicU64::new(0),
+            flows_known: AtomicU64::new(0),
+            flow_looks: AtomicU64::new(0),
         });
         let handler = endpoint.extensions().add_handler(
             TYPE_REALTIME..=TYPE_REALTIME,
@@ -559,6 +563,8 @@ impl RtSocket {
             reported_refused: flow.map_or(0, |flow| flow.refused()),
             refused_packets: self.hub.refused_packets.load(Ordering::Relaxed),
             refused_reports: self.hub.refused_reports.load(Ordering::Relaxed),
+            flows: self.hub.flows_known.load(Ordering::Relaxed),
+            flow_looks: self.hub.flow_looks.load(Ordering::Relaxed),
             ..self.state.counts.read()
         }
     }

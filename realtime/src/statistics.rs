@@ -78,6 +78,10 @@ pub struct Statistics {
     pub refused_packets: u64,
     /// Reports that cannot be true, or of no flow: of the whole endpoint.
     pub refused_reports: u64,
+    /// Flows that come and are known now: of the whole endpoint.
+    pub flows: u64,
+    /// Looks at one of these because a report of it was due, or it was silent: of the whole endpoint.
+    pub flow_looks: u64,
 }
 
 impl Counts {
