@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
-/// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another. The default one names no peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
     pub(crate) index: u16,
     pub(crate) generation: u32,

@@ -1,6 +1,7 @@
 //! Handlers: packets of types that the engine leaves to others ([`EXTENSION_TYPES`]), from the general channel and the kernel's data
 //! socket alike. What leaves of such types is a [`Flow`](crate::Flow)'s, or a reply.
 
+use std::net::SocketAddrV4;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub trait Handler: Send {
 #[derive(Debug)]
 pub struct Arrived<'a> {
     pub(crate) from: PeerId,
+    pub(crate) source: SocketAddrV4,
     pub(crate) packet_type: u8,
     pub(crate) key: u64,
     pub(crate) words: [u32; 3],
@@ -50,6 +52,11 @@ impl Arrived<'_> {
     /// Its sender.
     pub fn from(&self) -> PeerId {
         self.from
+    }
+
+    /// Its sender's data port.
+    pub fn source(&self) -> SocketAddrV4 {
+        self.source
     }
 
     /// Its type, 8 to 13.

@@ -299,6 +299,7 @@ impl<P: Port> Engine<P> {
         let is_taken = index.is_some_and(|index| {
             let packet = Arrived {
                 from: self.peers.id_of(index),
+                source: from,
                 packet_type,
                 key,
                 words,

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lm_dataplane::PeerId;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, RealTimePacket};
 
+use crate::flows::FlowKey;
 use crate::pool::{Block, Pool};
 
 /// A message is given up when nothing of it has come for so long; one with a deadline as long as that says, within these.
@@ -15,9 +15,6 @@ const PATIENCE: Duration = Duration::from_millis(2);
 const PATIENCE_MOST: Duration = Duration::from_millis(100);
 /// Most fragments of a message: the longest has 47 of 1416 bytes.
 const FRAGMENTS_MAX: usize = 256;
-
-/// A flow: who sends it, and its key.
-pub(crate) type FlowKey = (PeerId, u64);
 
 /// What all fragments of a message say alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

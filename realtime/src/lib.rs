@@ -32,6 +32,7 @@ mod assembling;
 #[expect(unsafe_code, reason = "cells with one owner at a time")]
 mod entries;
 mod error;
+mod flows;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod histogram;

@@ -1,6 +1,6 @@
 //! The receiving side of an endpoint's sockets, in its rounds: messages go to the socket that they are for, and reports go back.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,83 +9,63 @@ use lm_dataplane::{Arrived, Handler, Replies};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, RealTimePacket, RtReport, TYPE_RT_REPORT};
 
-use crate::assembling::{FlowKey, Put};
-use crate::incoming::{Arrival, Incoming, REPORT_PERIOD};
+use crate::assembling::Put;
+use crate::flows::{FlowKey, Flows};
+use crate::incoming::{Arrival, REPORT_PERIOD};
 use crate::message::{Bytes, Info, RtMessage};
 use crate::queues::SocketState;
 use crate::socket::{Hub, Receiver, locked};
 use crate::statistics::Counts;
 
-/// Flows of a peer that are known at once. One more takes the place of the one that was silent for longest.
-const FLOWS_MAX: usize = 16;
-
 /// What a packet waits for its program: for longer, and the clock is another one than that of its stamp.
 const WAITED_MOST: Duration = Duration::from_secs(10);
-/// Flows without a socket whose senders are told in a report's period: packets of more are not answered.
-const TOLD_MAX: usize = 16;
-
-/// A flow, and when it was heard of last.
-#[derive(Debug)]
-struct Known {
-    incoming: Incoming,
-    heard: Time,
-}
+/// Flows without a socket whose senders are told in a report's period, and of these those of one address: packets of more are not answered.
+const TOLD_MAX: usize = 64;
+const TOLD_OF_ADDRESS_MAX: usize = 16;
+/// Flows that a round looks at: the others' reports leave in the next one.
+const LOOKS_MAX: u64 = 32;
 
 /// Takes the messages of all sockets of an endpoint.
 pub(crate) struct Receiving {
     hub: Arc<Hub>,
-    flows: BTreeMap<FlowKey, Known>,
+    flows: Flows,
     /// No message is given up before.
     gives_up: Option<Time>,
     /// No socket's period ends before.
     missing: Option<Time>,
     /// When a fragment came last.
     fragment_at: Option<Time>,
-    /// Flows without a socket whose senders were told, and when.
-    told: Vec<(FlowKey, Time)>,
+    /// Flows without a socket whose senders were told, and when, the oldest first.
+    told: VecDeque<(FlowKey, Time)>,
 }
 
 impl Receiving {
     pub(crate) fn new(hub: Arc<Hub>) -> Receiving {
         Receiving {
             hub,
-            flows: BTreeMap::new(),
+            flows: Flows::default(),
             gives_up: None,
             missing: None,
             fragment_at: None,
-            told: Vec::with_capacity(TOLD_MAX),
+            told: VecDeque::with_capacity(TOLD_MAX),
         }
-    }
-
-    /// The flow, which is new perhaps.
-    fn flow(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> &mut Incoming {
-        if !self.flows.contains_key(&id) {
-            let of_peer = || self.flows.iter().filter(|((peer, _), _)| *peer == id.0);
-            if of_peer().count() >= FLOWS_MAX
-                && let Some((&oldest, _)) = of_peer().min_by_key(|(_, known)| known.heard)
-            {
-                self.flows.remove(&oldest);
-            }
-        }
-        let flows = self.flows.len() + usize::from(!self.flows.contains_key(&id));
-        self.hub.flows_known.store(flows as u64, Ordering::Relaxed);
-        let known = self.flows.entry(id).or_insert_with(|| Known {
-            incoming: Incoming::new(packet, now),
-            heard: now,
-        });
-        known.heard = now;
-        &mut known.incoming
     }
 
     /// Tells a sender that its flow has no socket here.
     fn tell_refused(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time, replies: &mut Replies) {
-        self.told.retain(|(_, at)| now.since(*at) < REPORT_PERIOD);
-        if self.told.len() == TOLD_MAX || self.told.iter().any(|(told, _)| *told == id) {
+        while (self.told.front()).is_some_and(|(_, at)| now.since(*at) >= REPORT_PERIOD) {
+            self.told.pop_front();
+        }
+        let of_address = { &self.told }
+            .iter()
+            .filter(|(told, _)| told.address == id.address);
+        let (of_address, is_told) = (of_address.count(), self.told.iter().any(|(told, _)| *told == id));
+        if is_told || of_address >= TOLD_OF_ADDRESS_MAX || self.told.len() == TOLD_MAX {
             return;
         }
-        self.told.push((id, now));
+        self.told.push_back((id, now));
         let (words, bytes) = RtReport::refusal(packet).write();
-        replies.send(id.0, TYPE_RT_REPORT, id.1, words, &bytes);
+        replies.send(id.peer, TYPE_RT_REPORT, id.key, words, &bytes);
     }
 
     /// Gives messages up of which nothing came for too long. After a round that brought fragments their others may wait at the device: this
@@ -99,10 +79,12 @@ impl Receiving {
         for receiver in sockets.values_mut() {
             while let Some((flow, message)) = receiver.assembling.give_up(now) {
                 receiver.assembling.forget(flow, message);
-                if let Some(known) = self.flows.get_mut(&flow) {
-                    known.incoming.give_up(message, now);
-                    receiver.arriving.state.lost(&mut known.incoming);
-                }
+                let lost = self.flows.with(flow, |incoming| {
+                    incoming.give_up(message, now);
+                    incoming.newly_lost()
+                });
+                // Of a flow that is known no more it is all that is lost.
+                receiver.arriving.state.lost(lost.unwrap_or(1));
             }
         }
         let due = sockets.values().filter_map(|receiver| receiver.assembling.due());
@@ -202,8 +184,7 @@ impl SocketState {
         }
     }
 
-    fn lost(&self, incoming: &mut Incoming) {
-        let lost = incoming.newly_lost();
+    fn lost(&self, lost: u32) {
         self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
     }
 }
@@ -218,17 +199,23 @@ impl Handler for Receiving {
         let Ok(packet) = RealTimePacket::read(arrived.words(), arrived.payload()) else {
             return refuse();
         };
+        let id = FlowKey {
+            address: *arrived.source().ip(),
+            peer: arrived.from(),
+            key: arrived.key(),
+        };
         let mut sockets = locked(&hub.sockets);
         let is_open = |receiver: &&mut Receiver| !receiver.arriving.state.is_closed();
         let Some(receiver) = sockets.get_mut(&packet.port).filter(is_open) else {
-            self.tell_refused((arrived.from(), arrived.key()), &packet, now, replies);
+            self.tell_refused(id, &packet, now, replies);
             return refuse();
         };
         let (state, assembling) = (Arc::clone(&receiver.arriving.state), &mut receiver.assembling);
         let host_now = (hub.clock)();
-        let id = (arrived.from(), arrived.key());
-        let incoming = self.flow(id, &packet, now);
-        if incoming.has_overtaken(packet.message) {
+        let is_overtaken = self.flows.hear(id, &packet, now).has_overtaken(packet.message);
+        // Relaxed: the number is right for itself.
+        hub.flows_known.store(self.flows.len() as u64, Ordering::Relaxed);
+        if is_overtaken {
             return count(&state.counts.overtaken);
         }
         let block = match packet.count {
@@ -246,19 +233,24 @@ impl Handler for Receiving {
                 }
             }
         };
-        let incoming = self.flow(id, &packet, now);
         // Of the host's clock: it is ours where the sender is declared to be of this host. Others nothing keeps equal to ours yet.
         let is_one_clock = packet.clock == Clock::Host && state.same_host;
         let waited = arrived.stamp().map(|stamp| host_now.since(stamp));
         let waited = waited.filter(|waited| *waited < WAITED_MOST).unwrap_or_default();
-        let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now);
-        let Arrival::Whole {
-            late, lost, delay, ..
-        } = arrival
+        let came = self.flows.with(id, |incoming| {
+            let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now);
+            (arrival, incoming.newly_lost())
+        });
+        let Some((
+            arrival @ Arrival::Whole {
+                late, lost, delay, ..
+            },
+            newly_lost,
+        )) = came
         else {
             return count(&state.counts.overtaken);
         };
-        state.lost(incoming);
+        state.lost(newly_lost);
         assembling.forget(id, packet.message);
         state.came(&arrival);
         if let Some(expected) = &mut receiver.expected {
@@ -297,22 +289,27 @@ impl Handler for Receiving {
     }
 
     fn due(&self) -> Option<Time> {
-        let looks = self.flows.len() as u64;
-        self.hub.flow_looks.fetch_add(looks, Ordering::Relaxed);
-        let reports = self.flows.values().filter_map(|known| known.incoming.due());
-        reports.chain(self.gives_up).chain(self.missing).min()
+        let times = [self.flows.due(), self.gives_up, self.missing];
+        times.into_iter().flatten().min()
     }
 
     fn tick(&mut self, now: Time, replies: &mut Replies) {
         self.give_up(now);
         self.miss(now);
-        let looks = self.flows.len() as u64;
-        self.hub.flow_looks.fetch_add(looks, Ordering::Relaxed);
-        for ((peer, key), known) in &mut self.flows {
-            if let Some(report) = known.incoming.report(now) {
+        let mut looks = 0;
+        while looks < LOOKS_MAX
+            && let Some(report) = self.flows.look(now)
+        {
+            looks += 1;
+            if let Some((flow, report)) = report {
                 let (words, bytes) = report.write();
-                replies.send(*peer, TYPE_RT_REPORT, *key, words, &bytes);
+                replies.send(flow.peer, TYPE_RT_REPORT, flow.key, words, &bytes);
             }
         }
+        // Relaxed: as above.
+        self.hub.flow_looks.fetch_add(looks, Ordering::Relaxed);
+        self.hub
+            .flows_known
+            .store(self.flows.len() as u64, Ordering::Relaxed);
     }
 }

@@ -177,7 +177,7 @@ fn of_clocks_that_are_not_this_hosts_the_delay_above_the_least_counts() {
     assert_eq!(times.latency.percentiles().count, 0, "nobody knows it");
 }
 
-/// A receiver knows sixteen flows of a peer; of one that it has forgotten meanwhile it counts from nothing.
+/// A receiver knows sixty-four flows of an address; of one that it has forgotten meanwhile it counts from nothing.
 #[test]
 fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
     let mut bed = Bed::new(Semantics::Copy, 8, &exact(), None);
@@ -193,7 +193,7 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
             (statistics.reported_whole, statistics.reported_lost),
             (20 * sent, 0)
         );
-        for flow in 0..16 {
+        for flow in 0..64 {
             let packet = RealTimePacket {
                 message: sent,
                 index: 0,
