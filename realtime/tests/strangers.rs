@@ -1,4 +1,5 @@
-//! An ordinary user's UDP sockets against a real-time socket, on a veth pair of this kernel: what strangers make it hold and do.
+//! An ordinary user's UDP sockets, and a host that forges addresses, against a real-time socket on a veth pair of this kernel: what they make it
+//! hold, do and deliver.
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
@@ -12,100 +13,105 @@ use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, WORD_LEN};
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
-use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
 
 const PORT: u16 = 1;
+/// Packets that a flood has in each round.
+const PER_ROUND: u32 = 20;
 
 /// Two hosts with a real-time socket each, the first of which sends to the second.
 struct Hosts<'a> {
-    near: Endpoint,
-    far: Endpoint,
-    sender: RtSocket,
-    receiver: RtSocket,
+    ends: [Endpoint; 2],
+    sockets: [RtSocket; 2],
+    /// Messages that came and were not the first host's.
+    others: u32,
     pair: &'a Pair,
 }
 
 impl Hosts<'_> {
     fn new(pair: &Pair) -> Hosts<'_> {
+        let config = SocketConfig {
+            blocks: Blocks {
+                of_1: 18,
+                ..Blocks::default()
+            },
+            ..SocketConfig::default()
+        };
         let open = |interface| veth::open(interface, IdleStrategy::default());
-        let (mut near, mut far) = (pair.a.run(|| open("va")), pair.b.run(|| open("vb")));
-        let [mut sender, receiver] = [&mut near, &mut far].map(|end| {
+        let mut ends = [pair.a.run(|| open("va")), pair.b.run(|| open("vb"))];
+        let mut sockets = ends.each_mut().map(|end| {
             let real_time = RealTime::new(end, None, monotonic).expect("no other handler");
-            real_time
-                .socket(end, PORT, &SocketConfig::default())
-                .expect("memory")
+            real_time.socket(end, PORT, &config).expect("memory")
         });
+        let [near, far] = &mut ends;
         let to = far.local();
-        let peer = pair.a.run(|| veth::peer(&mut near, to));
-        sender.connect(&mut near, peer, PORT).expect("frames");
+        let peer = pair.a.run(|| veth::peer(near, to));
+        sockets[0].connect(near, peer, PORT).expect("frames");
         while far.try_recv().expect("the greeting").is_none() {
             near.poll();
         }
-        Hosts {
-            near,
-            far,
-            sender,
-            receiver,
+        let mut hosts = Hosts {
+            ends,
+            sockets,
+            others: 0,
             pair,
-        }
+        };
+        assert!(hosts.exchange(6, |_| ()));
+        hosts
     }
 
-    /// A message of the honest sender's comes.
-    fn exchange(&mut self) {
-        self.sender
-            .send(b"honest", SendOptions::default())
-            .expect("it is polled");
-        let limit = Instant::now() + Duration::from_secs(20);
-        loop {
-            assert!(Instant::now() < limit, "{:?}", self.receiver.statistics());
-            self.near.poll();
-            self.far.poll();
-            while let Some(message) = self.receiver.recv() {
-                if message[..] == *b"honest" {
-                    return;
+    /// Whether one of a hundred messages of the first host comes, which are sent each 100 rounds, beside what is done in each round.
+    fn exchange(&mut self, len: usize, mut beside: impl FnMut(u32)) -> bool {
+        for round in 0..10_000 {
+            if round % 100 == 20 {
+                let sent = self.sockets[0].send(&vec![7; len], SendOptions::default());
+                sent.expect("it is polled");
+            }
+            beside(round);
+            self.ends.each_mut().map(Endpoint::poll);
+            while let Some(message) = self.sockets[1].recv() {
+                if message.len() == len {
+                    return true;
                 }
+                self.others += 1;
             }
         }
+        false
     }
 
     /// An ordinary user's socket, whose address the second host has proved.
     fn stranger(&mut self, ip: Ipv4Addr) -> Stranger {
-        let socket = (self.pair.a).run(|| UdpSocket::bind(SocketAddrV4::new(ip, 0)).expect("free"));
-        socket.connect(self.far.local()).expect("a route");
+        let far = &mut self.ends[1];
+        let socket = (self.pair.a).run(|| UdpSocket::bind((ip, 0)).expect("free"));
+        socket.connect(far.local()).expect("a route");
         socket.set_nonblocking(true).expect("a socket");
         let port = socket.local_addr().expect("bound").port();
-        let (from, id) = (SocketAddrV4::new(ip, port), u64::from(port) << 40 | 1);
+        let (from, sender_id) = (SocketAddrV4::new(ip, port), u64::from(port) << 40 | 1);
         let header = LmHeader::Eager {
-            sender_id: id,
+            sender_id,
             number: 0,
             tag: 0,
             digested: true,
             acknowledges: None,
         };
-        let greeting = [&header.encode(0)[..], Trailer::new(&header, &[], from).as_bytes()].concat();
-        let limit = Instant::now() + Duration::from_secs(20);
-        let mut datagram = [0; 2048];
-        let mut again = 0;
+        let trailer = Trailer::new(&header, &[], from);
+        let greeting = [&header.encode(0)[..], trailer.as_bytes()].concat();
+        let (limit, mut datagram) = (Instant::now() + Duration::from_secs(20), [0; 2048]);
         let cookie = loop {
-            assert!(
-                Instant::now() < limit,
-                "{from} is not challenged: {:?}",
-                self.far.counters()
-            );
-            if again % 1000 == 0 {
-                socket.send(&greeting).expect("a route");
+            assert!(Instant::now() < limit, "it is not challenged");
+            socket.send(&greeting).expect("a route");
+            for _ in 0..10 {
+                far.poll();
             }
-            again += 1;
-            self.far.poll();
-            let Ok(len) = socket.recv(&mut datagram) else {
-                continue;
-            };
-            if let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(&datagram[..len]) {
+            let received = socket.recv(&mut datagram).unwrap_or(0);
+            let said = ControlMessage::parse(&datagram[..received]);
+            if let Ok((_, ControlMessage::Challenge(challenge))) = said {
                 break challenge.cookie;
             }
         };
         let proof = ControlMessage::Proof(Proof {
-            sender_id: id,
+            sender_id,
             cookie,
             data_port: port,
             uncompleted_max: 0,
@@ -114,7 +120,7 @@ impl Hosts<'_> {
         let mut bytes = [0; MAX_CONTROL_LEN];
         let len = proof.encode(0, &mut bytes);
         socket.send(&bytes[..len]).expect("a route");
-        self.far.poll();
+        far.poll();
         Stranger { socket, from, cookie }
     }
 }
@@ -127,24 +133,22 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// Sends message 0 of a flow.
-    fn send(&self, flow: u16) {
+    /// Sends the first packet of a flow's message. What finds a queue full is lost, like other packets.
+    fn send(&self, flow: u16, message: u32, count: u16) {
         let key = self.cookie >> 16 << 16 | u64::from(flow);
-        let bytes = real_time(self.from, key, 0);
-        // What finds a queue full is lost, like other packets.
-        let _ = self.socket.send(&bytes);
+        let _ = self.socket.send(&real_time(self.from, key, message, count));
     }
 }
 
-/// A message of one packet.
-fn real_time(from: SocketAddrV4, key: u64, message: u32) -> Vec<u8> {
+/// The first packet of a message of so many.
+fn real_time(from: SocketAddrV4, key: u64, message: u32, count: u16) -> Vec<u8> {
     let packet = RealTimePacket {
         message,
         index: 0,
-        count: 1,
+        count,
         deadline: None,
         sent_at: Time::ZERO,
-        message_len: 8,
+        message_len: 8 * u32::from(count),
         offset: 0,
         port: PORT,
         priority: 0,
@@ -158,66 +162,109 @@ fn real_time(from: SocketAddrV4, key: u64, message: u32) -> Vec<u8> {
     };
     let payload = [packet.payload, &packet.tail()].concat();
     let trailer = Trailer::new(&header, &payload, from);
-    [
-        &header.encode(payload.len() as u16)[..],
-        &payload,
-        trailer.as_bytes(),
-    ]
-    .concat()
+    let head = header.encode(payload.len() as u16);
+    [&head[..], &payload, trailer.as_bytes()].concat()
+}
+
+/// Has the second host's thread do something in its namespace, where it looks for its neighbours.
+fn attacked(attack: impl FnOnce(&mut Hosts<'_>) + Send) {
+    if bed::root() {
+        let pair = Pair::new(2);
+        pair.b.run(|| attack(&mut Hosts::new(&pair)));
+    }
+}
+
+/// An address of the first host beside its own, that the second host's kernel knows the way to.
+fn address(hosts: &Hosts<'_>, last: u8) -> Ipv4Addr {
+    let ip = Ipv4Addr::new(10, 77, 0, last);
+    hosts.pair.a.ip(&format!("address add {ip}/24 dev va"));
+    let talked = UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(b"", (ip, 9)));
+    talked.expect("a route");
+    ip
 }
 
 /// Hundreds of flows of one address, then thousands of many: so many are known, and a round in which nothing comes looks at none of them.
 #[test]
 fn flows_of_strangers_are_bounded_and_cost_nothing_while_they_are_silent() {
-    if !bed::root() {
-        return;
-    }
-    let pair = Pair::new(2);
-    // The second host looks for its neighbours in the namespace of its thread.
-    pair.b.run(|| flood_of_flows(&pair));
-}
-
-fn flood_of_flows(pair: &Pair) {
-    let mut hosts = Hosts::new(pair);
-    hosts.exchange();
-    let flood = |hosts: &mut Hosts<'_>, addresses: std::ops::Range<u8>, sockets: usize| {
-        for last in addresses {
-            let ip = Ipv4Addr::new(10, 77, 0, last);
-            hosts.pair.a.ip(&format!("address add {ip}/24 dev va"));
-            // The second host has a neighbour's entry for whatever it talked to.
-            let talk = || UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(b"", (ip, 9)));
-            hosts.pair.b.run(talk).expect("a route");
-            for _ in 0..sockets {
-                let stranger = hosts.stranger(ip);
-                for flow in 0..16 {
-                    stranger.send(flow);
-                    hosts.far.poll();
-                    while hosts.receiver.recv().is_some() {}
+    attacked(|hosts| {
+        let flood = |hosts: &mut Hosts<'_>, addresses: std::ops::Range<u8>, sockets| {
+            for last in addresses {
+                let ip = address(hosts, last);
+                for _ in 0..sockets {
+                    let stranger = hosts.stranger(ip);
+                    for flow in 0..16 {
+                        stranger.send(flow, 0, 1);
+                        hosts.ends[1].poll();
+                        while hosts.sockets[1].recv().is_some() {}
+                    }
                 }
             }
+            assert!(hosts.exchange(6, |_| ()));
+            hosts.sockets[1].statistics()
+        };
+        let (one, many) = (flood(hosts, 100..101, 16), flood(hosts, 101..141, 4));
+        assert!(many.whole > 2000, "{many:?}");
+        let far = &mut hosts.ends[1];
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            far.poll(); // all reports leave
         }
-        hosts.exchange();
-        hosts.receiver.statistics()
-    };
-    let one = flood(&mut hosts, 100..101, 16);
-    let many = flood(&mut hosts, 101..141, 4);
-    assert!(many.whole > 2000, "{many:?}");
-    // All reports have left.
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(50) {
-        hosts.far.poll();
-    }
-    let before = hosts.receiver.statistics();
-    for _ in 0..10_000 {
-        hosts.far.poll();
-        // What a program asks before it sleeps.
-        hosts.far.extensions().until_departure();
-    }
-    let looks = hosts.receiver.statistics().flow_looks - before.flow_looks;
-    assert!(
-        one.flows <= 64 + 1 && many.flows <= 1024 && looks <= many.flows,
-        "{} flows of one address, {} of all, {looks} looks in 10,000 rounds without a packet",
-        one.flows,
-        many.flows
-    );
+        let before = hosts.sockets[1].statistics();
+        for _ in 0..10_000 {
+            far.poll();
+            // What a program asks before it sleeps.
+            far.extensions().until_departure();
+        }
+        let looks = hosts.sockets[1].statistics().flow_looks - before.flow_looks;
+        assert!(
+            one.flows <= 64 + 1 && many.flows <= 1024 && looks <= many.flows,
+            "{} flows of one address, {} of all, {looks} looks in 10,000 rounds without a packet",
+            one.flows,
+            many.flows
+        );
+    });
+}
+
+/// Packets under the sender's address, of a host that sees nothing of what the two say, are no messages, no flows, and take no block; neither do
+/// the unfinished messages of strangers keep its own out.
+#[test]
+fn forged_packets_are_no_flow_and_unfinished_messages_give_way() {
+    attacked(|hosts| {
+        let raw = || rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::UDP));
+        let raw = hosts.pair.a.run(raw).expect("a raw socket");
+        let [from, to] = hosts.ends.each_ref().map(Endpoint::local);
+        let ip = address(hosts, 100);
+        let strangers = [(); 4].map(|()| hosts.stranger(ip));
+        // It has been challenged itself, and tries whatever comes to its mind.
+        let keys = [0, 7 << 40, 0x9e37_79b9_7f4a_7c15, strangers[0].cookie];
+        let forge = |round: u32| {
+            for number in round * PER_ROUND..(round + 1) * PER_ROUND {
+                let key = keys[number as usize % 4].wrapping_add(u64::from(number / 8 % 64));
+                let lm = real_time(from, key, number, 1 + (number / 4 % 2) as u16);
+                let ports = [from.port(), to.port(), 8 + lm.len() as u16, 0];
+                let datagram = [&ports.map(u16::to_be_bytes).concat()[..], &lm].concat();
+                let _ = rustix::net::sendto(
+                    &raw,
+                    &datagram,
+                    SendFlags::empty(),
+                    &SocketAddrV4::new(*to.ip(), 0),
+                );
+            }
+        };
+        let forged = [(); 20].map(|()| hosts.exchange(3000, forge));
+        let (statistics, others) = (hosts.sockets[1].statistics(), hosts.others);
+        let unfinished = |round: u32| {
+            for number in 0..PER_ROUND {
+                strangers[number as usize % 4].send(number as u16, round, 2);
+            }
+        };
+        let strange = [(); 20].map(|()| hosts.exchange(3000, unfinished));
+        let came = [forged, strange].map(|came| came.into_iter().filter(|came| *came).count());
+        assert_eq!(
+            (others, statistics.flows, came),
+            (0, 1, [20; 2]),
+            "forged messages, flows, and those of 20 that came beside both floods: {statistics:?}"
+        );
+        assert!(statistics.refused_packets > 1000, "{statistics:?}");
+    });
 }
