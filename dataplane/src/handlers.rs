@@ -35,6 +35,7 @@ pub trait Handler: Send {
 pub struct Arrived<'a> {
     pub(crate) from: PeerId,
     pub(crate) source: SocketAddrV4,
+    pub(crate) is_proved: bool,
     pub(crate) packet_type: u8,
     pub(crate) key: u64,
     pub(crate) words: [u32; 3],
@@ -57,6 +58,12 @@ impl Arrived<'_> {
     /// Its sender's data port.
     pub fn source(&self) -> SocketAddrV4 {
         self.source
+    }
+
+    /// Whether the upper 48 bits of its key are those of the cookie by which its sender proved its address: only the two know it. The
+    /// lower 16 name a flow ([`PeerHandle::flow_key`](crate::PeerHandle::flow_key)).
+    pub fn is_proved(&self) -> bool {
+        self.is_proved
     }
 
     /// Its type, 8 to 13.
@@ -112,6 +119,7 @@ pub struct Replies {
     payload_max: usize,
     packets: Vec<(PeerId, LmHeader, Range<usize>)>,
     bytes: Vec<u8>,
+    pub(crate) reminds: Option<PeerId>,
 }
 
 impl Replies {
@@ -134,6 +142,11 @@ impl Replies {
         };
         self.packets.push((to, header, start..self.bytes.len()));
         true
+    }
+
+    /// Tells a peer, at its address alone, what its flows have to show: a packet did not. Ten times a second at most.
+    pub fn remind(&mut self, peer: PeerId) {
+        self.reminds = Some(peer);
     }
 
     /// The packets sent since the last time.
@@ -202,6 +215,7 @@ impl Handlers {
                 payload_max: usize::from(mtu).saturating_sub(HEADERS_LEN),
                 packets: Vec::new(),
                 bytes: Vec::new(),
+                reminds: None,
             },
         }
     }

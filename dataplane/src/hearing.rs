@@ -13,7 +13,7 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_CONTROL, TYPE_EAGER};
 
-use crate::completion::Outcome;
+use crate::completion::{Outcome, PeerId};
 use crate::eager::EagerIn;
 use crate::engine::Engine;
 use crate::notices::Fault;
@@ -21,6 +21,9 @@ use crate::port::{Port, Socket};
 
 /// The same challenge is answered again after this time: the proof may be lost.
 const PROVE_AGAIN_NS: u64 = 1_000_000;
+
+/// A peer whose flows do not show what it proved is told again after this time.
+const REMIND_AGAIN_NS: u64 = 100_000_000;
 
 /// So long after it was heard last a peer may have been replaced by one of another version.
 const OTHER_VERSION_SILENT_NS: u64 = 1_000_000_000;
@@ -49,6 +52,11 @@ impl<P: Port> Engine<P> {
     fn known_as(&mut self, data: SocketAddrV4) -> Option<u64> {
         let index = self.peers.find(data)?;
         self.peers.at(index).incarnation
+    }
+
+    fn secret_of(&mut self, data: SocketAddrV4) -> u64 {
+        let index = self.peers.find(data);
+        index.map_or(0, |index| self.peers.at(index).secret)
     }
 
     /// The rule of who may send here.
@@ -93,6 +101,20 @@ impl<P: Port> Engine<P> {
         }
     }
 
+    /// A packet under a peer's address did not show what the peer proved: it is challenged with that, at its address.
+    #[cold]
+    pub(crate) fn remind(&mut self, peer: PeerId, now_ns: u64) {
+        let Some(peer) = self.peers.named(peer) else {
+            return;
+        };
+        let (from, addressing) = (peer.data, peer.addressing);
+        let is_told = peer.reminded_ns > 0 && now_ns.saturating_sub(peer.reminded_ns) < REMIND_AGAIN_NS;
+        if let (false, Some(known)) = (is_told, peer.incarnation) {
+            peer.reminded_ns = now_ns;
+            self.challenge(from, (known, Some(known)), &Back::Packet(&addressing), now_ns);
+        }
+    }
+
     #[cold]
     fn challenge(
         &mut self,
@@ -118,6 +140,7 @@ impl<P: Port> Engine<P> {
             sender_id,
             cookie: match ask {
                 Ask::Silence => 0,
+                Ask::Cookie | Ask::Word if known == Some(sender_id) => self.secret_of(from),
                 Ask::Cookie | Ask::Word => self
                     .admission
                     .introductions
@@ -182,6 +205,7 @@ impl<P: Port> Engine<P> {
         if peer.incarnation.is_none() {
             peer.incarnation = Some(challenge.challenger_id);
             peer.uncompleted_max = challenge.uncompleted_max;
+            peer.secret = challenge.cookie;
         }
         let (data, addressing) = (peer.data, peer.addressing);
         // Each message of a burst is challenged.
@@ -190,6 +214,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         peer.proved = (challenge.cookie, now_ns);
+        peer.show();
         if challenge.ask == Ask::Silence {
             self.give_up_eager(index, &Outcome::Refused, now_ns);
             return;
@@ -228,8 +253,15 @@ impl<P: Port> Engine<P> {
         let data = SocketAddrV4::new(*from.ip(), proof.data_port);
         let known = self.known_as(data);
         if known.is_some_and(|known| is_same_incarnation(known, proof.sender_id)) {
-            // Proved before, by a repetition.
+            // Proved before, by a repetition; or both asked at once, and each knew the other by its challenge when the proof came.
             self.counters.packets_used += 1;
+            if (self.admission.introductions).is_proved(proof, data, None, now_ns)
+                && let Some(index) = self.peers.find(data)
+            {
+                let peer = self.peers.at(index);
+                peer.secret = proof.cookie;
+                peer.show();
+            }
             return;
         }
         if !self.may_send(data) {
@@ -260,7 +292,10 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         self.peers.at(index).addressing = addressing;
         self.introduce(index, proof.sender_id, now_ns);
-        self.peers.at(index).uncompleted_max = proof.uncompleted_max;
+        let peer = self.peers.at(index);
+        peer.uncompleted_max = proof.uncompleted_max;
+        peer.secret = proof.cookie;
+        peer.show();
     }
 
     /// The peer is this incarnation from now on, and what an earlier one began is over.
@@ -268,6 +303,11 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         peer.heard_ns = now_ns;
         let before = peer.incarnation.replace(incarnation);
+        if before.is_none_or(|before| !is_same_incarnation(before, incarnation)) {
+            // Of whom a daemon says that, it is told when it is asked for.
+            peer.secret = (self.admission.introductions).cookie(peer.data, incarnation, before, now_ns);
+            peer.show();
+        }
         if before.is_none_or(|before| is_same_incarnation(before, incarnation)) {
             return;
         }

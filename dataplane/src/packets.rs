@@ -300,6 +300,7 @@ impl<P: Port> Engine<P> {
             let packet = Arrived {
                 from: self.peers.id_of(index),
                 source: from,
+                is_proved: self.peers.at(index).secret >> 16 == key >> 16,
                 packet_type,
                 key,
                 words,
@@ -316,7 +317,7 @@ impl<P: Port> Engine<P> {
             Some(index) => {
                 self.counters.packets_used += 1;
                 self.peers.at(index).heard_ns = now_ns;
-                self.send_replies();
+                self.send_replies(now_ns);
             }
             None => self.reject(Fault::Unexpected, from),
         }
@@ -326,13 +327,16 @@ impl<P: Port> Engine<P> {
     #[inline]
     pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
         if !self.small.handlers.is_empty() && self.small.handlers.tick(Time::from_nanos(now_ns)) {
-            self.send_replies();
+            self.send_replies(now_ns);
         }
     }
 
     /// Sends what handlers reply.
-    fn send_replies(&mut self) {
+    fn send_replies(&mut self, now_ns: u64) {
         let mut replies = std::mem::take(&mut self.small.handlers.replies);
+        if let Some(peer) = replies.reminds.take() {
+            self.remind(peer, now_ns);
+        }
         replies.drain(|to, header, payload| {
             if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
                 self.counters.control_send_errors += 1;

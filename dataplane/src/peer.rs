@@ -5,6 +5,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lm_protocol::serial;
 use lm_protocol::wire::Addressing;
@@ -29,6 +31,12 @@ pub(crate) struct Peer {
     pub(crate) eager_in: EagerIn,
     /// The incarnation that proved its address; see [`crate::introductions`].
     pub(crate) incarnation: Option<u64>,
+    /// The cookie by which it became that: what its flows have to show ([`Arrived::is_proved`](crate::Arrived::is_proved)).
+    pub(crate) secret: u64,
+    /// When it was told that last, because a packet under its address did not show it.
+    pub(crate) reminded_ns: u64,
+    /// What flows to it show, where there are some.
+    shown: Option<Arc<AtomicU64>>,
     /// Packets that it keeps uncompleted at most; 0: it does not count them, or that is not known.
     pub(crate) uncompleted_max: u32,
     /// The last challenge of the peer's that was answered, and when.
@@ -65,6 +73,9 @@ impl Peer {
             eager_out: EagerOut::new(now_ns),
             eager_in: EagerIn::unheard(),
             incarnation: None,
+            secret: 0,
+            reminded_ns: 0,
+            shown: None,
             uncompleted_max: 0,
             proved: (0, 0),
             outbound: None,
@@ -78,6 +89,25 @@ impl Peer {
             reopening: false,
             unheard: VecDeque::new(),
             inbound: 0,
+        }
+    }
+
+    /// The cookie that it asked for last, or that it became known by if it never asked: both ends have that.
+    pub(crate) fn shown(&mut self) -> Arc<AtomicU64> {
+        let cookie = match self.proved.0 {
+            0 => self.secret,
+            asked => asked,
+        };
+        let shown = self.shown.get_or_insert_default();
+        // Relaxed: the endpoint's thread alone reads it.
+        shown.store(cookie, Ordering::Relaxed);
+        Arc::clone(shown)
+    }
+
+    /// It became an incarnation, or asked for a cookie.
+    pub(crate) fn show(&mut self) {
+        if self.shown.is_some() {
+            self.shown();
         }
     }
 

@@ -60,6 +60,7 @@ struct Assembly {
     block: Block,
     came: [u64; FRAGMENTS_MAX / 64],
     left: u16,
+    begun: Time,
     /// It is given up then.
     until: Time,
 }
@@ -82,6 +83,7 @@ pub(crate) enum Put {
 /// The messages of a socket that are not whole yet: as many as have a block.
 #[derive(Debug)]
 pub(crate) struct Assembling {
+    /// In the order of flows and numbers, so that those of an address stand together.
     all: Vec<Assembly>,
     pool: Arc<Pool>,
 }
@@ -95,28 +97,34 @@ impl Assembling {
         }
     }
 
+    fn place(&self, flow: FlowKey, message: u32) -> Result<usize, usize> {
+        self.all
+            .binary_search_by_key(&(flow, message), |one| (one.flow, one.shape.message))
+    }
+
     /// Copies a fragment to its place.
     pub(crate) fn put(&mut self, flow: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> Put {
         let Some(shape) = Shape::of(packet) else {
             return Put::Refused;
         };
-        let is_its = |one: &Assembly| one.flow == flow && one.shape.message == shape.message;
-        let place = match self.all.iter().position(is_its) {
-            Some(place) if self.all[place].shape != shape => return Put::Refused,
-            Some(place) => place,
-            None => {
+        let place = match self.place(flow, shape.message) {
+            Ok(place) if self.all[place].shape != shape => return Put::Refused,
+            Ok(place) => place,
+            Err(place) => {
                 let Some(block) = self.pool.take(shape.message_len as usize) else {
                     return Put::NoBlock;
                 };
-                self.all.push(Assembly {
+                let assembly = Assembly {
                     flow,
                     shape,
                     block,
                     came: Default::default(),
                     left: shape.count,
+                    begun: now,
                     until: now,
-                });
-                self.all.len() - 1
+                };
+                self.all.insert(place, assembly);
+                place
             }
         };
         let assembly = &mut self.all[place];
@@ -131,7 +139,7 @@ impl Assembling {
         assembly.until = now + shape.patience();
         assembly.left -= 1;
         match assembly.left {
-            0 => Put::Whole(self.all.swap_remove(place).block),
+            0 => Put::Whole(self.all.remove(place).block),
             _ => Put::Part,
         }
     }
@@ -142,11 +150,28 @@ impl Assembling {
             .retain(|one| one.flow != flow || !serial::at_or_before(one.shape.message, message));
     }
 
-    /// Gives a message up of which nothing came for too long.
-    pub(crate) fn give_up(&mut self, now: Time) -> Option<(FlowKey, u32)> {
-        let place = self.all.iter().position(|one| one.until < now)?;
-        let given_up = self.all.swap_remove(place);
-        Some((given_up.flow, given_up.shape.message))
+    /// Has a message give way to one of `len` bytes that finds no block: the oldest of the address that has most of such.
+    pub(crate) fn make_way(&mut self, len: usize) -> Option<(FlowKey, u32)> {
+        let kind = self.pool.kind(len)?;
+        let is_such = |one: &&Assembly| one.block.kind() == kind;
+        let of_address = self.all.chunk_by(|a, b| a.flow.address == b.flow.address);
+        let most = of_address.max_by_key(|those| those.iter().filter(is_such).count())?;
+        let oldest = most.iter().filter(is_such).min_by_key(|one| one.begun)?;
+        let gone = (oldest.flow, oldest.shape.message);
+        let place = self.place(gone.0, gone.1).ok()?;
+        self.all.remove(place);
+        Some(gone)
+    }
+
+    /// Gives messages up of which nothing came for too long; `given_up` hears of each.
+    pub(crate) fn give_up(&mut self, now: Time, mut given_up: impl FnMut(FlowKey, u32)) {
+        self.all.retain(|one| {
+            let is_over = one.until < now;
+            if is_over {
+                given_up(one.flow, one.shape.message);
+            }
+            !is_over
+        });
     }
 
     /// When one is given up unless something comes.

@@ -1,6 +1,7 @@
 //! What the fuzz target in `fuzz/` does with its bytes, and the tests with every input that is committed there. It panics where something is
 //! wrong.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lm_protocol::serial;
@@ -13,7 +14,7 @@ use crate::sending::Sent;
 /// Packets of a flow and reports about it, 64 bytes each: what is read can be written, a receiver's sums only grow and are those of its
 /// report, and no report has a sender believe in more than it sent.
 pub fn flow(bytes: &[u8]) {
-    let (sent, mut incoming, mut now) = (Sent::new(1, 1), None::<Incoming>, Time::ZERO);
+    let (sent, mut incoming, mut now) = (Sent::new(Arc::default(), 1, 1), None::<Incoming>, Time::ZERO);
     for packet in bytes.chunks_exact(64) {
         let (head, payload) = packet.split_at(16);
         let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);

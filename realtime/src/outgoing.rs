@@ -82,8 +82,9 @@ impl<T> Outgoing<T> {
         Some((place.rank, place.deadline))
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// The next message.
+    pub(crate) fn peek(&self) -> Option<&T> {
+        self.waiting.last().map(|(_, message)| message)
     }
 }
 
@@ -136,6 +137,6 @@ mod tests {
         assert_eq!(outgoing.push(3, None, 2), Some(0));
         assert_eq!(outgoing.push(3, None, 3), Some(1));
         assert_eq!(all(&mut outgoing, Time::ZERO), [2, 3].map(Next::Send));
-        assert!(outgoing.is_empty());
+        assert!(outgoing.peek().is_none());
     }
 }

@@ -143,9 +143,14 @@ impl Pool {
         Ok(Arc::new(Pool { memory, kinds }))
     }
 
+    /// Which kind a message of `len` bytes has. `None`: none is as long.
+    pub(crate) fn kind(&self, len: usize) -> Option<usize> {
+        self.kinds.iter().position(|kind| len <= kind.message_max)
+    }
+
     /// A block for a message of `len` bytes. `None`: all of its kind have owners, or none is as long.
     pub(crate) fn take(self: &Arc<Pool>, len: usize) -> Option<Block> {
-        let kind = self.kinds.iter().position(|kind| len <= kind.message_max)?;
+        let kind = self.kind(len)?;
         let start = self.kinds[kind].take()?;
         let pool = Arc::clone(self);
         Some(Block {
@@ -218,6 +223,10 @@ impl Block {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the block is borrowed mutably.
         unsafe { self.memory().slice_mut(self.start, self.len as u64) }
+    }
+
+    pub(crate) fn kind(&self) -> usize {
+        self.kind
     }
 
     fn room(&self) -> usize {

@@ -77,15 +77,9 @@ impl Receiving {
         let hub = Arc::clone(&self.hub);
         let mut sockets = locked(&hub.sockets);
         for receiver in sockets.values_mut() {
-            while let Some((flow, message)) = receiver.assembling.give_up(now) {
-                receiver.assembling.forget(flow, message);
-                let lost = self.flows.with(flow, |incoming| {
-                    incoming.give_up(message, now);
-                    incoming.newly_lost()
-                });
-                // Of a flow that is known no more it is all that is lost.
-                receiver.arriving.state.lost(lost.unwrap_or(1));
-            }
+            let (state, flows) = (&receiver.arriving.state, &mut self.flows);
+            let give_up = |flow, message| give_up(flows, state, flow, message, now);
+            receiver.assembling.give_up(now, give_up);
         }
         let due = sockets.values().filter_map(|receiver| receiver.assembling.due());
         self.gives_up = due.min();
@@ -109,6 +103,16 @@ impl Receiving {
         }
         self.missing = next;
     }
+}
+
+/// Neither this message of a flow's nor one before it is waited for any more.
+fn give_up(flows: &mut Flows, state: &SocketState, flow: FlowKey, message: u32, now: Time) {
+    let lost = flows.with(flow, |incoming| {
+        incoming.give_up(message, now);
+        incoming.newly_lost()
+    });
+    // Of a flow that is known no more it is all that is lost.
+    state.lost(lost.unwrap_or(1));
 }
 
 /// Counts in nanoseconds. A time of centuries is none.
@@ -199,6 +203,10 @@ impl Handler for Receiving {
         let Ok(packet) = RealTimePacket::read(arrived.words(), arrived.payload()) else {
             return refuse();
         };
+        if !arrived.is_proved() {
+            replies.remind(arrived.from());
+            return refuse();
+        }
         let id = FlowKey {
             address: *arrived.source().ip(),
             peer: arrived.from(),
@@ -221,7 +229,17 @@ impl Handler for Receiving {
         let block = match packet.count {
             1 => None,
             _ => {
-                let put = assembling.put(id, &packet, now);
+                let put = loop {
+                    let put = assembling.put(id, &packet, now);
+                    let full = matches!(put, Put::NoBlock);
+                    match full
+                        .then(|| assembling.make_way(packet.message_len as usize))
+                        .flatten()
+                    {
+                        Some((flow, message)) => give_up(&mut self.flows, &state, flow, message, now),
+                        None => break put,
+                    }
+                };
                 self.fragment_at = Some(now);
                 self.gives_up = assembling.due().into_iter().chain(self.gives_up).min();
                 match put {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lm_dataplane::{Arrived, Flow, Handler, Replies, TxBatch};
@@ -81,7 +81,9 @@ pub(crate) struct Begun {
 /// What was sent of a flow, and what its receiver says of it.
 #[derive(Debug)]
 pub(crate) struct Sent {
-    pub(crate) key: u64,
+    /// What the receiver takes for ours, and which flow it is.
+    shown: Arc<AtomicU64>,
+    flow: u16,
     /// The receiving socket.
     port: u16,
     /// The socket is connected to another.
@@ -100,9 +102,10 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    pub(crate) fn new(key: u64, port: u16) -> Sent {
+    pub(crate) fn new(shown: Arc<AtomicU64>, flow: u16, port: u16) -> Sent {
         Sent {
-            key,
+            shown,
+            flow,
             port,
             is_over: AtomicBool::new(false),
             next: AtomicU32::new(0),
@@ -113,6 +116,18 @@ impl Sent {
             lost: AtomicU32::new(0),
             refused: [AtomicU32::new(0), AtomicU32::new(u32::MAX)],
         }
+    }
+
+    /// The key that its packets have now.
+    pub(crate) fn key(&self) -> u64 {
+        // Relaxed: the endpoint's thread alone writes it.
+        self.shown.load(Ordering::Relaxed) >> 16 << 16 | u64::from(self.flow)
+    }
+
+    /// Whether its receiver has said what it takes for ours: before, it takes nothing.
+    fn is_shown(&self) -> bool {
+        // Relaxed: as above.
+        self.shown.load(Ordering::Relaxed) != 0
     }
 
     /// Nothing more is sent of it.
@@ -233,6 +248,12 @@ impl Leaving {
         }
     }
 
+    /// Whether something may leave of what was taken.
+    fn is_free(&self) -> bool {
+        let is_free = |order: &Order| order.flow.is_shown() || order.flow.is_over();
+        self.begun.is_some() || self.outgoing.peek().is_some_and(is_free)
+    }
+
     /// The next message that may leave, from its first fragment on.
     fn begin(&mut self, now: Time) -> Option<Begun> {
         loop {
@@ -283,7 +304,7 @@ impl Leaving {
         };
         let header = LmHeader::Extension {
             packet_type: TYPE_REALTIME,
-            key: order.flow.key,
+            key: order.flow.key(),
             words: packet.words(),
         };
         let len = packet.payload.len() + RealTimePacket::TAIL_LEN;
@@ -306,7 +327,7 @@ impl Flow for Leaving {
     fn next(&mut self, _: u32, _: Time, out: &mut TxBatch<'_>) {
         self.take_orders();
         let now = (self.hub.clock)();
-        while out.room() > 0 && !self.free.is_empty() {
+        while out.room() > 0 && !self.free.is_empty() && self.is_free() {
             let Some(mut begun) = self.begun.take().or_else(|| self.begin(now)) else {
                 break;
             };
@@ -338,7 +359,7 @@ impl Flow for Leaving {
     }
 
     fn departs(&self) -> Option<Time> {
-        let waits = self.begun.is_some() || !self.outgoing.is_empty() || !self.ends.orders.is_empty();
+        let waits = self.is_free() || !self.ends.orders.is_empty();
         (waits && !self.free.is_empty()).then_some(Time::ZERO)
     }
 
@@ -378,7 +399,7 @@ impl Handler for Reports {
         let flows = locked(&self.0.flows);
         let flow = flows
             .iter()
-            .find(|(peer, flow)| (*peer, flow.key) == (packet.from(), packet.key()));
+            .find(|(peer, flow)| (*peer, flow.key()) == (packet.from(), packet.key()));
         let report = RtReport::read(packet.words(), packet.payload()).ok();
         let taken = (flow.zip(report)).and_then(|((_, flow), report)| match report.refused {
             true => flow.refuse(&report).then_some((0, Duration::ZERO)),
@@ -415,7 +436,7 @@ mod tests {
     fn a_report_is_taken_once_and_only_if_it_can_be_true() {
         // Numbers and sums wrap.
         for begin in [0, u32::MAX - 3] {
-            let flow = Sent::new(7, 9);
+            let flow = Sent::new(Arc::default(), 7, 9);
             for (count, value) in [
                 (&flow.next, begin.wrapping_add(10)),
                 (&flow.reported, begin.wrapping_sub(1)),
@@ -443,7 +464,7 @@ mod tests {
             }
             assert_eq!(take(9, 5, 1, 3), Some(1), "from {begin}");
         }
-        let flow = Sent::new(7, 9);
+        let flow = Sent::new(Arc::default(), 7, 9);
         flow.next.store(10, Ordering::Relaxed);
         assert_eq!(flow.take(&report(4, 2, 3, 0)), None, "more late than whole");
     }
@@ -451,7 +472,7 @@ mod tests {
     /// A report may tell of a message of which only the first packets came.
     #[test]
     fn the_newest_message_counts_when_it_is_whole() {
-        let flow = Sent::new(7, 9);
+        let flow = Sent::new(Arc::default(), 7, 9);
         flow.next.store(6, Ordering::Relaxed);
         assert_eq!(flow.take(&report(5, 5, 0, 0)), Some(0));
         assert_eq!(flow.take(&report(5, 7, 0, 0)), None, "more than were sent");
@@ -462,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_began_anew_is_believed_at_once_and_what_the_old_one_said_no_more() {
-        let flow = Sent::new(7, 9);
+        let flow = Sent::new(Arc::default(), 7, 9);
         flow.next.store(2000, Ordering::Relaxed);
         let old = [report(999, 990, 0, 10), report(1009, 999, 0, 11)];
         assert_eq!(old.map(|one| flow.take(&one)), [Some(10), Some(1)]);

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lm_cards::{Follower, Foreign, Traffic};
 use lm_dataplane::port::Port;
 use lm_dataplane::{
-    Endpoint, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError, Waker,
+    Endpoint, FlowError, FlowId, FlowSpec, HandlerError, HandlerId, PeerId, Scope, SendError as MessageError,
+    Waker,
 };
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, Smoother};
@@ -41,14 +42,6 @@ pub fn monotonic() -> Time {
     Time::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// A flow's name, which nobody guesses.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    let read = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(read, Ok(bytes.len()), "the kernel gives no random numbers");
-    u64::from_ne_bytes(bytes)
-}
-
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere is that thread's failure; what is locked here is plain data.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -72,6 +65,7 @@ pub(crate) struct Hub {
     pub(crate) refused_reports: AtomicU64,
     pub(crate) flows_known: AtomicU64,
     pub(crate) flow_looks: AtomicU64,
+    flow_numbers: AtomicU16,
 }
 
 impl fmt::Debug for Hub {
@@ -219,6 +213,7 @@ impl RealTime {
             refused_reports: AtomicU64::new(0),
             flows_known: AtomicU64::new(0),
             flow_looks: AtomicU64::new(0),
+            flow_numbers: AtomicU16::new(0),
         });
         let handler = endpoint.extensions().add_handler(
             TYPE_REALTIME..=TYPE_REALTIME,
@@ -376,7 +371,7 @@ pub struct RtSocket {
 impl RtSocket {
     /// Sends to socket `port` of a peer from now on, and to the one before no more: what has not left for that is not sent, and lent memory
     /// comes back. A peer that does not know this endpoint is sent an empty small message, for it takes real-time packets from no stranger,
-    /// and has nobody to report to; those that reach it before are lost.
+    /// and has nobody to report to. Messages wait until it has said what they have to show.
     ///
     /// # Errors
     /// [`OpenError::Flow`], [`OpenError::OtherEndpoint`], [`OpenError::Greeting`].
@@ -396,7 +391,10 @@ impl RtSocket {
             }
         }
         self.disconnect();
-        let flow = Arc::new(Sent::new(random(), port));
+        let shown = endpoint.peer(peer).flow_key().ok_or(FlowError::UnknownPeer)?;
+        // Relaxed: each is another. As many later one may have it again: nothing is known of the first by then.
+        let number = self.hub.flow_numbers.fetch_add(1, Ordering::Relaxed);
+        let flow = Arc::new(Sent::new(shown, number, port));
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
         self.connected = Some((peer, flow));
         Ok(())

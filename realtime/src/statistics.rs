@@ -74,7 +74,7 @@ pub struct Statistics {
     pub copied_bytes: u64,
     /// Messages that came and gave way to newer ones before they were received here.
     pub superseded_here: u64,
-    /// Packets for no socket here, or that no socket understands: of the whole endpoint.
+    /// Packets for no socket here, that no socket understands, or that do not show what their sender proved: of the whole endpoint.
     pub refused_packets: u64,
     /// Reports that cannot be true, or of no flow: of the whole endpoint.
     pub refused_reports: u64,

@@ -69,7 +69,9 @@ impl Hosts<'_> {
                 sent.expect("it is polled");
             }
             beside(round);
-            self.ends.each_mut().map(Endpoint::poll);
+            for end in &mut self.ends {
+                end.poll();
+            }
             while let Some(message) = self.sockets[1].recv() {
                 if message.len() == len {
                     return true;

@@ -1,6 +1,8 @@
 //! What an endpoint knows of one peer, and the session with it.
 
 use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::completion::{Completion, LoanError, PeerId, RecvError};
@@ -30,6 +32,13 @@ impl<P: Port> PeerHandle<'_, P> {
     pub fn knows_us(&mut self) -> bool {
         let peer = self.endpoint.engine.peers.named(self.id);
         peer.is_some_and(|peer| peer.incarnation.is_some() || peer.proved.1 > 0)
+    }
+
+    /// What packets of flows to this peer show in the upper 48 bits of their keys, for it takes them for ours by that
+    /// ([`Arrived::is_proved`](crate::Arrived::is_proved)): it changes when the peer asks for another proof, or is another. `None`: there is no such
+    /// peer.
+    pub fn flow_key(&mut self) -> Option<Arc<AtomicU64>> {
+        Some(self.endpoint.engine.peers.named(self.id)?.shown())
     }
 
     /// Whether messages to this peer land there, as far as it said; else they take the one-copy path until there is a place for them. `None`

@@ -193,7 +193,7 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
             (statistics.reported_whole, statistics.reported_lost),
             (20 * sent, 0)
         );
-        for flow in 0..64 {
+        for flow in 1..=64 {
             let packet = RealTimePacket {
                 message: sent,
                 index: 0,
@@ -215,7 +215,7 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
     }
 }
 
-/// Fragments of sixteen flows that no block is enough for, and reports of losses, in each round: small messages of the same host come in as many
+/// Fragments of sixteen flows' messages that never become whole, and reports of losses, in each round: small messages of the same host come in as many
 /// rounds as without them, twice as many at most.
 #[test]
 fn floods_of_real_time_hold_up_no_small_message() {
@@ -233,7 +233,7 @@ fn floods_of_real_time_hold_up_no_small_message() {
                     index: (fragment % 255) as u16,
                     count: 256,
                     deadline: None,
-                    sent_at: bed.world.now(),
+                    sent_at: Time::from_nanos(fragment / 255),
                     message_len: 256 * 100,
                     offset: (fragment % 255 * 100) as u32,
                     port: PORT,
@@ -274,7 +274,8 @@ fn floods_of_real_time_hold_up_no_small_message() {
         }
         let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
         assert!(sender.refused_reports >= flooded / 2, "{sender:?} of {flooded}");
-        assert!(receiver.no_block >= flooded / 4, "{receiver:?} of {flooded}");
+        // Each gives way to those that follow it.
+        assert!(receiver.lost + 36 >= flooded / 255, "{receiver:?} of {flooded}");
         rounds.sort();
         (rounds[rounds.len() * 99 / 100], flooded)
     };
@@ -285,6 +286,10 @@ fn floods_of_real_time_hold_up_no_small_message() {
 
 /// A packet of an extension's type for host `to`, from the other one.
 fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32; 3]), payload: &[u8]) {
+    let key = match packet_type {
+        TYPE_REALTIME => bed.shown.load(Ordering::Relaxed) >> 16 << 16 | key,
+        _ => key,
+    };
     let header = LmHeader::Extension {
         packet_type,
         key,

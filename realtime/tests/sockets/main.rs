@@ -27,6 +27,8 @@ struct Bed {
     real_time: [RealTime; 2],
     sockets: [RtSocket; 2],
     peer: PeerId,
+    /// What the first host's flows show.
+    shown: Arc<AtomicU64>,
 }
 
 impl Bed {
@@ -45,12 +47,14 @@ impl Bed {
         sockets[0]
             .connect(&mut world.ends[0], peer, PORT)
             .expect("frames");
+        let shown = world.ends[0].peer(peer).flow_key().expect("a peer");
         Bed {
             world,
             clock,
             real_time,
             sockets,
             peer,
+            shown,
         }
     }
 
