@@ -100,6 +100,25 @@ fn the_header_is_c_and_cplusplus() {
     compiles("c++", &["-std=c++11", "-x", "c++"]);
 }
 
+/// A program that was linked with this library finds no other one in its place.
+#[test]
+fn the_library_says_which_interface_it_has() {
+    let library = libraries().join("liblm_rt.so");
+    let output = Command::new("readelf").arg("-d").arg(library).output();
+    let said = success(&output.expect("binutils"), "readelf");
+    let named = said.lines().find(|line| line.contains("(SONAME)"));
+    assert!(
+        named.is_some_and(|line| line.contains("[liblm_rt.so.0]")),
+        "{named:?}"
+    );
+    let header = std::fs::read_to_string(Path::new(SOURCES).join("lm_rt.h")).expect("the header");
+    let unsized_ones: Vec<_> = { header.split("\nstruct ").skip(1) }
+        .filter(|one| !one.contains("\n    size_t size;") && !one.starts_with("lm_rt_percentiles"))
+        .map(|one| one.lines().next())
+        .collect();
+    assert!(unsized_ones.is_empty(), "{unsized_ones:?} cannot grow");
+}
+
 #[test]
 fn messages_of_every_length_and_every_error() {
     if !bed::root() {
