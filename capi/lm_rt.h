@@ -35,8 +35,15 @@ typedef struct lm_rt lm_rt;
 /* The smoother replaces a root qdisc that somebody set, and puts it back. */
 #define LM_RT_REPLACE_QDISC 4u
 
+/*
+ * A structure that says its size, and nothing else: struct lm_rt_info info = LM_RT_SIZED(lm_rt_info). Each has its size first, since later
+ * versions add members behind; without it, it is refused (EINVAL).
+ */
+#define LM_RT_SIZED(name) {.size = sizeof(struct name)}
+
 /* How a socket is opened; begin with lm_rt_defaults. */
 struct lm_rt_config {
+    size_t size;                   /* of this structure, in bytes */
     const char *interface;         /* network interface, for example "eth1" */
     const char *allow;             /* who may send here: "10.0.0.0/8,192.0.2.7"; NULL: everybody */
     uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: none but the daemon's, if there is one */
@@ -55,22 +62,24 @@ struct lm_rt_config {
 
 static inline struct lm_rt_config lm_rt_defaults(const char *interface)
 {
-    struct lm_rt_config config = {interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, 0, LM_RT_PORT, 0, 0};
+    struct lm_rt_config config = {sizeof(struct lm_rt_config), interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, 0, LM_RT_PORT, 0, 0};
     return config;
 }
 
 /* deadline_ns is a time of CLOCK_MONOTONIC, not one from now on. */
 #define LM_RT_ABSTIME 1u
 
-/* How a message is sent. */
+/* How a message is sent; begin with LM_RT_SIZED. */
 struct lm_rt_options {
+    size_t size;
     uint64_t deadline_ns; /* when it is of no use any more, in nanoseconds; 0: never */
     uint32_t priority;    /* 0 to 7; 7 leaves first */
     uint32_t flags;       /* LM_RT_ABSTIME */
 };
 
-/* What is known of a message beside its bytes. */
+/* What is known of a message beside its bytes; begin with LM_RT_SIZED. */
 struct lm_rt_info {
+    size_t size;
     struct sockaddr_in from; /* who sent it */
     uint64_t sent_ns;        /* when, by its sender's CLOCK_MONOTONIC */
     uint64_t received_ns;    /* when it came, by ours */
@@ -82,7 +91,7 @@ struct lm_rt_info {
     uint32_t late;           /* not 0: it came behind its deadline */
 };
 
-/* How much half, 99 %, 99.9 % and all of so many values are at most: exact below 128, within 1.6 % above. */
+/* How much half, 99 %, 99.9 % and all of so many values are at most: exact below 128, within 1.6 % above. It never grows. */
 struct lm_rt_percentiles {
     uint64_t count;
     uint64_t p50;
@@ -91,8 +100,9 @@ struct lm_rt_percentiles {
     uint64_t max;
 };
 
-/* What a socket has done so far. */
+/* What a socket has done so far; begin with LM_RT_SIZED. */
 struct lm_rt_stats {
+    size_t size;
     uint64_t sent;               /* messages that left */
     uint64_t late_unsent;        /* whose deadline passed before */
     uint64_t superseded;         /* that gave way to newer ones before */

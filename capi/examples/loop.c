@@ -61,7 +61,7 @@ static struct sender open_sender(const char *interface)
 /* Both buffers are locked, or the deadline has passed: this state is left out. */
 static int send_state(struct sender *sender, const struct state *state, const struct sockaddr_in *to)
 {
-    struct lm_rt_options options = {2 * PERIOD_NS, 7, 0};
+    struct lm_rt_options options = {sizeof options, 2 * PERIOD_NS, 7, 0};
     struct state *buffer = sender->buffers[sender->next];
     if (lm_rt_unlocked(sender->socket, buffer) == LM_RT_LOCKED)
         return 0;
@@ -87,7 +87,7 @@ static void close_sender(struct sender *sender)
 static void answer(const char *interface)
 {
     struct sender sender = open_sender(interface);
-    struct lm_rt_info info;
+    struct lm_rt_info info = LM_RT_SIZED(lm_rt_info);
     struct state state;
     int64_t patience_ns = -1;
     puts("ready");
@@ -131,7 +131,7 @@ static void ask(const char *interface, const char *address, size_t count)
     struct state state = {0, 0, {0}}, came;
     size_t sent = 0, answered = 0;
     uint64_t last = 0;
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     if (inet_pton(AF_INET, address, &to.sin_addr) != 1 || round_trips_ns == NULL) {
         fprintf(stderr, "%s is no address\n", address);
         exit(2);

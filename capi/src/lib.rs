@@ -36,6 +36,7 @@ const PAGE_LEN: usize = 4096;
 #[derive(Debug)]
 #[repr(C)]
 pub struct LmRtConfig {
+    size: usize,
     interface: *const c_char,
     allow: *const c_char,
     link_bits_per_second: u64,
@@ -56,6 +57,7 @@ pub struct LmRtConfig {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct LmRtOptions {
+    size: usize,
     deadline_ns: u64,
     priority: u32,
     flags: u32,
@@ -65,6 +67,7 @@ pub struct LmRtOptions {
 #[derive(Debug)]
 #[repr(C)]
 pub struct LmRtInfo {
+    size: usize,
     from: sockaddr_in,
     sent_ns: u64,
     received_ns: u64,
@@ -110,6 +113,7 @@ impl From<&Histogram> for LmRtPercentiles {
 #[derive(Debug)]
 #[repr(C)]
 pub struct LmRtStats {
+    size: usize,
     sent: u64,
     late_unsent: u64,
     superseded: u64,
@@ -169,6 +173,34 @@ fn call<R>(failed: R, body: impl FnOnce() -> Result<R, Failure>) -> R {
             fail(failure);
             failed
         }
+    }
+}
+
+/// Whether a structure of C is one that this library knows, with nothing in members that came later. `None` for NULL.
+///
+/// # Safety
+///
+/// It is NULL, or its first member says how many bytes of it are there.
+unsafe fn known<T>(start: *const T) -> Result<Option<usize>, Failure> {
+    if start.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: it begins with that, as the caller says.
+    let size = unsafe { start.cast::<usize>().read() };
+    if !(size_of::<T>()..=PAGE_LEN).contains(&size) {
+        return Err(failure(
+            libc::EINVAL,
+            "a structure does not say its size; begin with lm_rt_defaults or LM_RT_SIZED",
+        ));
+    }
+    // SAFETY: there are as many bytes, as the caller says.
+    let beyond = unsafe { std::slice::from_raw_parts(start.add(1).cast::<u8>(), size - size_of::<T>()) };
+    match beyond.iter().all(|byte| *byte == 0) {
+        true => Ok(Some(size)),
+        false => Err(failure(
+            libc::E2BIG,
+            "a structure has members that this library does not know; install the one that the program was built for",
+        )),
     }
 }
 
@@ -256,7 +288,7 @@ unsafe fn config(of_c: &LmRtConfig) -> Result<Config, Failure> {
 pub unsafe extern "C" fn lm_rt_socket(config_of_c: *const LmRtConfig) -> *mut LmRt {
     call(std::ptr::null_mut(), || {
         // SAFETY: it is NULL or a configuration, as the caller says.
-        let of_c = unsafe { config_of_c.as_ref() }.ok_or(NULL)?;
+        let of_c = unsafe { known(config_of_c)?.map(|_| &*config_of_c) }.ok_or(NULL)?;
         // SAFETY: as the caller says.
         let config = unsafe { config(of_c) }?;
         let handle = table::insert(Box::new(Socket::open(&config)?))?;
@@ -347,7 +379,8 @@ pub unsafe extern "C" fn lm_rt_sendto(
     call(-1, || {
         with(handle, |socket| {
             // SAFETY: it is NULL or options, as the caller says.
-            let options = options(unsafe { of_c.as_ref() }.copied().unwrap_or_default())?;
+            let of_c = unsafe { known(of_c)?.map(|_| *of_c) };
+            let options = options(of_c.unwrap_or_default())?;
             // SAFETY: as the caller says.
             let to = unsafe { address(to, to_len) }?;
             socket.send((buffer.addr(), len), options, to)?;
@@ -372,12 +405,13 @@ pub extern "C" fn lm_rt_unlocked(handle: *mut LmRt, buffer: *const c_void) -> c_
     })
 }
 
-fn info(received: &Received) -> LmRtInfo {
+fn info(received: &Received, size: usize) -> LmRtInfo {
     let info = &received.info;
     let from = received
         .from
         .unwrap_or(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
     LmRtInfo {
+        size,
         from: sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
             sin_port: from.port().to_be(),
@@ -415,11 +449,13 @@ pub unsafe extern "C" fn lm_rt_recvfrom(
             if buffer.is_null() && len > 0 {
                 return Err(NULL);
             }
+            // SAFETY: as the caller says.
+            let size = unsafe { known(told) }?;
             let timeout = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
             let received = socket.recv(timeout)?;
-            if !told.is_null() {
+            if let Some(size) = size {
                 // SAFETY: there is room for it, as the caller says.
-                unsafe { told.write(info(&received)) };
+                unsafe { told.write(info(&received, size)) };
             }
             if received.len > len {
                 return Err(failure(
@@ -452,13 +488,13 @@ pub extern "C" fn lm_rt_fd(handle: *mut LmRt) -> c_int {
 pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) -> c_int {
     call(-1, || {
         with(handle, |socket| {
-            if told.is_null() {
-                return Err(NULL);
-            }
+            // SAFETY: as the caller says.
+            let size = unsafe { known(told) }?.ok_or(NULL)?;
             let statistics = socket.statistics();
             let (credits_per_second, holds_kernel) = socket.smoothed();
             let times = socket.histograms();
             let stats = LmRtStats {
+                size,
                 sent: statistics.sent,
                 late_unsent: statistics.late_unsent,
                 superseded: statistics.superseded,
@@ -563,14 +599,14 @@ mod tests {
     fn the_header_has_the_structures_and_constants_that_the_library_has() {
         let mut expected = layout! {
             "lm_rt_config" LmRtConfig {
-                interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 packets_per_second
+                size interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 packets_per_second
                 port number flags
             }
-            "lm_rt_options" LmRtOptions { deadline_ns priority flags }
-            "lm_rt_info" LmRtInfo { from sent_ns received_ns delay_ns len number lost priority late }
+            "lm_rt_options" LmRtOptions { size deadline_ns priority flags }
+            "lm_rt_info" LmRtInfo { size from sent_ns received_ns delay_ns len number lost priority late }
             "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
-                sent late_unsent superseded beyond_rate reported_whole reported_lost reported_refused received lost
+                size sent late_unsent superseded beyond_rate reported_whole reported_lost reported_refused received lost
                 late missed overtaken no_block superseded_here refused_packets refused_reports credits_per_second holds_kernel
                 latency_ns jitter_ns delay_ns late_ns missed_ns superseded_ns lost_in_a_row
             }

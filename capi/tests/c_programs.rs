@@ -126,7 +126,11 @@ fn messages_of_every_length_and_every_error() {
     }
     let folder = libraries();
     let folder = folder.to_str().expect("a name in UTF-8");
-    let search = format!("-Wl,-rpath,{folder}");
+    // What ldconfig(8) makes.
+    let link = Path::new(env!("CARGO_TARGET_TMPDIR")).join("liblm_rt.so.0");
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(Path::new(folder).join("liblm_rt.so"), &link).expect("a link");
+    let search = format!("-Wl,-rpath,{}", env!("CARGO_TARGET_TMPDIR"));
     let program = compiled("tests/c/sockets.c", &["-L", folder, "-llm_rt", &search]);
     let pair = Pair::new(2);
     pair.a.ip("link add vc type veth peer name vd");

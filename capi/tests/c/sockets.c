@@ -88,13 +88,13 @@ static void echo(const char *interface)
     lm_rt *socket = rt_socket(&config);
     CHECK(socket != NULL);
     char *buffer = rt_mmap(socket, 16);
-    struct lm_rt_info info;
+    struct lm_rt_info info = LM_RT_SIZED(lm_rt_info);
     ssize_t len;
     CHECK(buffer != NULL);
     puts("ready");
     fflush(stdout);
     while ((len = rt_recvfrom(socket, buffer, LM_RT_MESSAGE_MAX(16), -1, &info)) >= 0) {
-        struct lm_rt_options options = {0, info.priority, 0};
+        struct lm_rt_options options = {sizeof options, 0, info.priority, 0};
         if (len == 1)
             continue; /* not answered */
         if (len == 3) { /* answered by one of four pages, and one that is of use for 50 ms */
@@ -126,7 +126,12 @@ static void sockets_that_there_are_not(const char *interface)
 {
     struct lm_rt_config config = lm_rt_defaults(interface), bad = config;
     NO_POINTER(rt_socket(NULL), EFAULT, "NULL");
-    bad.interface = NULL;
+    bad.size--;
+    NO_POINTER(rt_socket(&bad), EINVAL, "lm_rt_defaults");
+    struct { struct lm_rt_config known; uint64_t later; } newer = {config, 1};
+    newer.known.size = sizeof newer;
+    NO_POINTER(rt_socket(&newer.known), E2BIG, "does not know");
+    bad = config, bad.interface = NULL;
     NO_POINTER(rt_socket(&bad), EFAULT, "NULL");
     bad.interface = "nosuch";
     NO_POINTER(rt_socket(&bad), ENODEV, "nosuch");
@@ -154,7 +159,7 @@ static void sockets_that_there_are_not(const char *interface)
     CHECK(unprivileged(&config) == 0);
 
     lm_rt *wrong[] = {NULL, (lm_rt *)(uintptr_t)12345, (lm_rt *)&config};
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     for (size_t i = 0; i < 3; i++) {
         NO_POINTER(rt_mmap(wrong[i], 1), EINVAL, "no such socket");
         FAILS(rt_sendto(wrong[i], &config, 1, NULL, NULL, 0), EINVAL, "no such socket");
@@ -169,7 +174,7 @@ static void sockets_that_there_are_not(const char *interface)
 static void bad_messages(lm_rt *socket, lm_rt *other, struct sockaddr_in to)
 {
     char *buffer = rt_mmap(socket, 1), *others = rt_mmap(other, 1), own[8] = {0};
-    struct lm_rt_options options = {0, 8, 0};
+    struct lm_rt_options options = {sizeof options, 0, 8, 0};
     CHECK(buffer != NULL && others != NULL && (uintptr_t)buffer % 8 == 0);
     NO_POINTER(rt_mmap(socket, 0), EINVAL, "1, 4, 8 or 16");
     NO_POINTER(rt_mmap(socket, 2), EINVAL, "1, 4, 8 or 16");
@@ -182,6 +187,9 @@ static void bad_messages(lm_rt *socket, lm_rt *other, struct sockaddr_in to)
     FAILS(lm_rt_unlocked(socket, others), EINVAL, "another socket");
     FAILS(send_to(socket, buffer, LM_RT_MESSAGE_MAX(1) + 1, NULL, to), EMSGSIZE, "3996");
     FAILS(send_to(socket, buffer, 1, &options, to), EINVAL, "0 to 7");
+    options.size = 0;
+    FAILS(send_to(socket, buffer, 1, &options, to), EINVAL, "LM_RT_SIZED");
+    options.size = sizeof options;
     options.priority = 7, options.flags = 2;
     FAILS(send_to(socket, buffer, 1, &options, to), EINVAL, "flags");
     options.flags = LM_RT_ABSTIME, options.deadline_ns = now_ns() - 1;
@@ -198,20 +206,23 @@ static void bad_messages(lm_rt *socket, lm_rt *other, struct sockaddr_in to)
     CHECK(lm_rt_unlocked(socket, buffer) == LM_RT_LEFT);
 
     char room[8];
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     uint64_t begun = now_ns();
     FAILS(rt_recvfrom(socket, room, sizeof room, 0, NULL), EAGAIN, "no message");
     FAILS(rt_recvfrom(socket, room, sizeof room, 20000000, NULL), ETIMEDOUT, "no message");
     CHECK(now_ns() - begun >= 20000000);
     FAILS(rt_recvfrom(socket, NULL, 1, 0, NULL), EFAULT, "NULL");
     FAILS(lm_rt_stats(socket, NULL), EFAULT, "NULL");
-    CHECK(lm_rt_stats(socket, &stats) == 0 && stats.sent == 0 && stats.received == 0);
+    stats.size = 0;
+    FAILS(lm_rt_stats(socket, &stats), EINVAL, "LM_RT_SIZED");
+    stats.size = sizeof stats;
+    CHECK(lm_rt_stats(socket, &stats) == 0 && stats.size == sizeof stats && stats.sent == 0 && stats.received == 0);
 }
 
 static void receive_same(lm_rt *socket, const char *sent, size_t len, uint32_t number)
 {
     static char came[LM_RT_MESSAGE_MAX(16)];
-    struct lm_rt_info info;
+    struct lm_rt_info info = LM_RT_SIZED(lm_rt_info);
     struct pollfd readable = {lm_rt_fd(socket), POLLIN, 0};
     CHECK(readable.fd >= 0 && poll(&readable, 1, 5000) == 1);
     if (len > 8) {
@@ -231,8 +242,8 @@ static void messages_come_back(lm_rt *socket, struct sockaddr_in to)
 {
     static const size_t lens[] = {0, 2, 1400, 1500, 3996, 3997, 30000, 65436};
     char *buffer = rt_mmap(socket, 16);
-    struct lm_rt_options options = {1000000000, 5, 0};
-    struct lm_rt_stats stats;
+    struct lm_rt_options options = {sizeof options, 1000000000, 5, 0};
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     CHECK(buffer != NULL);
     for (uint32_t i = 0; i < 8; i++) {
         for (size_t at = 0; at < lens[i]; at++)
@@ -257,7 +268,7 @@ static void messages_come_back(lm_rt *socket, struct sockaddr_in to)
 static void locked_buffers(lm_rt *socket, struct sockaddr_in to)
 {
     char *first = rt_mmap(socket, 16), *second = rt_mmap(socket, 1), *third = rt_mmap(socket, 1);
-    struct lm_rt_options soon = {1000000, 0, 0};
+    struct lm_rt_options soon = {sizeof soon, 1000000, 0, 0};
     CHECK(first != NULL && second != NULL && third != NULL);
     NO_POINTER(rt_mmap(socket, 1), ENOMEM, "blocks_of_N");
     first[0] = second[0] = third[0] = 1;
@@ -291,7 +302,7 @@ static void *wait_in_thread(void *socket)
 
 static void one_thread_at_a_time(lm_rt *socket)
 {
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, wait_in_thread, socket) == 0);
     while (lm_rt_stats(socket, &stats) == 0)
@@ -306,7 +317,7 @@ static void one_thread_at_a_time(lm_rt *socket)
 static void a_period_passes(const char *interface, struct sockaddr_in to)
 {
     struct lm_rt_config config = config_of(interface);
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     char room[8] = {0};
     config.period_ns = 9999;
     NO_POINTER(rt_socket(&config), EINVAL, "10 µs");
@@ -328,8 +339,8 @@ static void a_period_passes(const char *interface, struct sockaddr_in to)
 static void late_and_lost(const char *interface, struct sockaddr_in to, uint32_t flags)
 {
     struct lm_rt_config config = config_of(interface);
-    struct lm_rt_info info, late;
-    struct lm_rt_stats stats;
+    struct lm_rt_info info = LM_RT_SIZED(lm_rt_info), late = info;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     struct timespec behind = {0, 100000000};
     char room[8] = {0};
     config.blocks_of_16 = 0;
@@ -379,7 +390,7 @@ static void check(const char *interface, const char *other_interface)
     other_config.packets_per_second = 6095;
     again.port = 0;
     lm_rt *socket = rt_socket(&config), *other = rt_socket(&other_config);
-    struct lm_rt_stats stats;
+    struct lm_rt_stats stats = LM_RT_SIZED(lm_rt_stats);
     CHECK(socket != NULL && other != NULL);
     NO_POINTER(rt_socket(&config), EADDRINUSE, "7168");
     NO_POINTER(rt_socket(&again), EBUSY, interface);
