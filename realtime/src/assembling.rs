@@ -150,6 +150,14 @@ impl Assembling {
             .retain(|one| one.flow != flow || !serial::at_or_before(one.shape.message, message));
     }
 
+    /// Messages of an address that have a block as one of `len` bytes.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn unfinished(&self, address: std::net::Ipv4Addr, len: usize) -> usize {
+        let is_its =
+            |one: &&Assembly| one.flow.address == address && Some(one.block.kind()) == self.pool.kind(len);
+        self.all.iter().filter(is_its).count()
+    }
+
     /// Has a message give way to one of `len` bytes that finds no block: the oldest of the address that has most of such.
     pub(crate) fn make_way(&mut self, len: usize) -> Option<(FlowKey, u32)> {
         let kind = self.pool.kind(len)?;
