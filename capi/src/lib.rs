@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
 use lm_protocol::time::Time;
-use lm_realtime::{
-    Blocks, Deadline, Foreign, Histogram, Percentiles, SendOptions, SendOutcome, SocketConfig, monotonic,
-};
+use lm_realtime::{Blocks, Deadline, Foreign, Histogram, SendOptions, SendOutcome, SocketConfig, monotonic};
 
 use crate::failure::{Failure, failure};
 use crate::socket::{Config, Received, Socket};
@@ -92,19 +90,13 @@ pub struct LmRtPercentiles {
 
 impl From<&Histogram> for LmRtPercentiles {
     fn from(histogram: &Histogram) -> LmRtPercentiles {
-        let Percentiles {
-            count,
-            p50,
-            p99,
-            p999,
-            max,
-        } = histogram.percentiles();
+        let found = histogram.percentiles();
         LmRtPercentiles {
-            count,
-            p50,
-            p99,
-            p999,
-            max,
+            count: found.count,
+            p50: found.p50,
+            p99: found.p99,
+            p999: found.p999,
+            max: found.max,
         }
     }
 }

@@ -16,6 +16,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_CONTROL, TYPE_EAGER};
 use crate::completion::{Outcome, PeerId};
 use crate::eager::EagerIn;
 use crate::engine::Engine;
+use crate::introductions::Introductions;
 use crate::notices::Fault;
 use crate::port::{Port, Socket};
 
@@ -44,7 +45,8 @@ impl<P: Port> Engine<P> {
         let known = self.known_as(from);
         let is_known = known.is_some_and(|known| is_same_incarnation(known, sender_id));
         if !is_known {
-            self.challenge(from, (sender_id, known), back, now_ns);
+            let cookie = |own: &Introductions| own.cookie(from, sender_id, known, now_ns);
+            self.challenge(from, sender_id, cookie, back, now_ns);
         }
         is_known
     }
@@ -52,11 +54,6 @@ impl<P: Port> Engine<P> {
     fn known_as(&mut self, data: SocketAddrV4) -> Option<u64> {
         let index = self.peers.find(data)?;
         self.peers.at(index).incarnation
-    }
-
-    fn secret_of(&mut self, data: SocketAddrV4) -> u64 {
-        let index = self.peers.find(data);
-        index.map_or(0, |index| self.peers.at(index).secret)
     }
 
     /// The rule of who may send here.
@@ -111,7 +108,8 @@ impl<P: Port> Engine<P> {
         let is_told = peer.reminded_ns > 0 && now_ns.saturating_sub(peer.reminded_ns) < REMIND_AGAIN_NS;
         if let (false, Some(known)) = (is_told, peer.incarnation) {
             peer.reminded_ns = now_ns;
-            self.challenge(from, (known, Some(known)), &Back::Packet(&addressing), now_ns);
+            let secret = peer.secret;
+            self.challenge(from, known, |_| secret, &Back::Packet(&addressing), now_ns);
         }
     }
 
@@ -119,7 +117,8 @@ impl<P: Port> Engine<P> {
     fn challenge(
         &mut self,
         from: SocketAddrV4,
-        (sender_id, known): (u64, Option<u64>),
+        sender_id: u64,
+        cookie: impl FnOnce(&Introductions) -> u64,
         back: &Back<'_>,
         now_ns: u64,
     ) {
@@ -140,11 +139,7 @@ impl<P: Port> Engine<P> {
             sender_id,
             cookie: match ask {
                 Ask::Silence => 0,
-                Ask::Cookie | Ask::Word if known == Some(sender_id) => self.secret_of(from),
-                Ask::Cookie | Ask::Word => self
-                    .admission
-                    .introductions
-                    .cookie(from, sender_id, known, now_ns),
+                Ask::Cookie | Ask::Word => cookie(&self.admission.introductions),
             },
             challenger_id: self.fixed.sender_id,
             ask,

@@ -35,8 +35,8 @@ pub(crate) struct Peer {
     pub(crate) secret: u64,
     /// When it was told that last, because a packet under its address did not show it.
     pub(crate) reminded_ns: u64,
-    /// What flows to it show, where there are some.
-    shown: Option<Arc<AtomicU64>>,
+    /// What flows to it show.
+    pub(crate) shown: Arc<AtomicU64>,
     /// Packets that it keeps uncompleted at most; 0: it does not count them, or that is not known.
     pub(crate) uncompleted_max: u32,
     /// The last challenge of the peer's that was answered, and when.
@@ -75,7 +75,7 @@ impl Peer {
             incarnation: None,
             secret: 0,
             reminded_ns: 0,
-            shown: None,
+            shown: Arc::default(),
             uncompleted_max: 0,
             proved: (0, 0),
             outbound: None,
@@ -92,23 +92,15 @@ impl Peer {
         }
     }
 
-    /// The cookie that it asked for last, or that it became known by if it never asked: both ends have that.
-    pub(crate) fn shown(&mut self) -> Arc<AtomicU64> {
-        let cookie = match self.proved.0 {
-            0 => self.secret,
-            asked => asked,
+    /// Has flows to it show the cookie that it asked for last, or that it became known by if it never asked: both ends have that.
+    pub(crate) fn show(&self) {
+        let cookie = if self.proved.0 == 0 {
+            self.secret
+        } else {
+            self.proved.0
         };
-        let shown = self.shown.get_or_insert_default();
         // Relaxed: the endpoint's thread alone reads it.
-        shown.store(cookie, Ordering::Relaxed);
-        Arc::clone(shown)
-    }
-
-    /// It became an incarnation, or asked for a cookie.
-    pub(crate) fn show(&mut self) {
-        if self.shown.is_some() {
-            self.shown();
-        }
+        self.shown.store(cookie, Ordering::Relaxed);
     }
 
     /// Whether nothing is owed in either direction.

@@ -15,16 +15,15 @@ fn clock() -> impl Strategy<Value = Clock> {
 fn the_bytes_are_those_of_the_picture() {
     let packet = RealTimePacket {
         message: 0x0102_0304,
-        index: 0,
         count: 1,
         deadline: Some(Duration::from_micros(0x0506)),
         sent_at: Time::from_nanos(0x1112_1314_1516_1718),
         message_len: 2,
-        offset: 0,
         port: 0x2122,
         priority: 7,
         clock: Clock::Tai,
         payload: &[0xaa, 0xbb],
+        ..RealTimePacket::default()
     };
     assert_eq!(packet.words(), [0x0102_0304, 1, 0x0506]);
     let tail = [
@@ -83,14 +82,11 @@ fn fragment(message: &[u8], stride: usize, index: usize) -> RealTimePacket<'_> {
         message: 1,
         index: index as u16,
         count: message.len().div_ceil(stride) as u16,
-        deadline: None,
-        sent_at: Time::ZERO,
         message_len: message.len() as u32,
         offset: offset as u32,
         port: 1,
-        priority: 0,
-        clock: Clock::Host,
         payload: &message[offset..message.len().min(offset + stride)],
+        ..RealTimePacket::default()
     }
 }
 

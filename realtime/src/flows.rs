@@ -138,23 +138,7 @@ impl Flows {
 
 #[cfg(test)]
 mod tests {
-    use lm_protocol::wire::lm::Clock;
-
     use super::*;
-
-    const PACKET: RealTimePacket<'static> = RealTimePacket {
-        message: 0,
-        index: 0,
-        count: 1,
-        deadline: None,
-        sent_at: Time::ZERO,
-        message_len: 0,
-        offset: 0,
-        port: 9,
-        priority: 0,
-        clock: Clock::Host,
-        payload: &[],
-    };
 
     fn flow(address: u32, key: u64) -> FlowKey {
         FlowKey {
@@ -168,14 +152,14 @@ mod tests {
     /// address; it goes when it is silent, and so do all.
     #[test]
     fn flows_of_many_push_no_other_addresss_out_and_go_when_they_are_silent() {
-        let mut flows = Flows::default();
+        let (mut flows, packet) = (Flows::default(), RealTimePacket::default());
         let (honest, mut now) = (flow(1, 7), Time::ZERO);
-        flows.hear(honest, &PACKET, now);
+        flows.hear(honest, &packet, now);
         for number in 0..20_000 {
             now += Duration::from_micros(1);
             let address = if number < 2000 { 2 } else { 2 + number as u32 % 300 };
             let new = flow(address, number);
-            flows.hear(new, &PACKET, now);
+            flows.hear(new, &packet, now);
             let most = if number < 2000 {
                 1 + FLOWS_OF_ADDRESS_MAX
             } else {
@@ -193,7 +177,7 @@ mod tests {
         }
         assert_eq!(flows.len(), FLOWS_MAX);
         // One is heard of meanwhile: the others go alone.
-        flows.hear(honest, &PACKET, now + SILENCE / 2);
+        flows.hear(honest, &packet, now + SILENCE / 2);
         assert!(flows.look(now + SILENCE / 2).is_none(), "no time has come");
         let looks = std::iter::from_fn(|| flows.look(now + SILENCE)).count();
         assert_eq!((looks, flows.len(), flows.shares.len()), (FLOWS_MAX, 1, 1));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lm_dataplane::PeerId;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{Clock, RealTimePacket, RtReport};
+use lm_protocol::wire::lm::{RealTimePacket, RtReport};
 
 use crate::assembling::{Assembling, Put};
 use crate::flows::FlowKey;
@@ -77,14 +77,10 @@ pub fn assembling(bytes: &[u8]) {
             message: message as u32 % 8,
             index: index as u16,
             count: count as u16,
-            deadline: None,
-            sent_at: Time::ZERO,
             message_len: len as u32,
             offset: (index * stride) as u32,
-            port: 0,
-            priority: 0,
-            clock: Clock::Host,
             payload: &content[index * stride..len.min((index + 1) * stride)],
+            ..RealTimePacket::default()
         };
         let mut put = assembling.put(flow, &packet, now);
         if let (Put::NoBlock, Some((gone, _))) = (&put, assembling.make_way(len)) {

@@ -50,7 +50,7 @@ impl Least {
 }
 
 /// A flow's receive side. Sums wrap.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Incoming {
     port: u16,
     newest: u32,
@@ -79,18 +79,9 @@ impl Incoming {
         Incoming {
             port: first.port,
             newest: first.message.wrapping_sub(1),
-            whole: 0,
-            late: 0,
-            lost: 0,
-            lost_since: 0,
-            lost_new: 0,
-            least: Least::default(),
-            on_the_way: None,
-            delay: None,
-            sent_at: Time::ZERO,
             came_at: now,
             reported_at: now,
-            due: None,
+            ..Incoming::default()
         }
     }
 
@@ -199,23 +190,19 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests {
-    use lm_protocol::wire::lm::Clock;
 
     use super::*;
 
     fn packet(message: u32, sent_us: u64) -> RealTimePacket<'static> {
         RealTimePacket {
             message,
-            index: 0,
             count: 1,
             deadline: Some(Duration::from_micros(500)),
             sent_at: at(sent_us),
             message_len: 1,
-            offset: 0,
             port: 9,
-            priority: 0,
-            clock: Clock::Host,
             payload: &[1],
+            ..RealTimePacket::default()
         }
     }
 

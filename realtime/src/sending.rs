@@ -79,7 +79,7 @@ pub(crate) struct Begun {
 }
 
 /// What was sent of a flow, and what its receiver says of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sent {
     /// What the receiver takes for ours, and which flow it is.
     shown: Arc<AtomicU64>,
@@ -107,14 +107,9 @@ impl Sent {
             shown,
             flow,
             port,
-            is_over: AtomicBool::new(false),
-            next: AtomicU32::new(0),
             reported: AtomicU32::new(u32::MAX),
-            sums: Default::default(),
-            open: AtomicU32::new(0),
-            whole: AtomicU32::new(0),
-            lost: AtomicU32::new(0),
             refused: [AtomicU32::new(0), AtomicU32::new(u32::MAX)],
+            ..Sent::default()
         }
     }
 
@@ -424,11 +419,8 @@ mod tests {
             late,
             lost,
             delay: Duration::from_secs(1),
-            interval: Duration::ZERO,
             port: 9,
-            refused: false,
-            sent_at: Time::ZERO,
-            held: Duration::ZERO,
+            ..RtReport::default()
         }
     }
 

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use bed::Pair;
 use lm_dataplane::{Endpoint, IdleStrategy};
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, WORD_LEN};
-use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
+use lm_protocol::wire::lm::{LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
 use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
 
@@ -146,16 +145,11 @@ impl Stranger {
 fn real_time(from: SocketAddrV4, key: u64, message: u32, count: u16) -> Vec<u8> {
     let packet = RealTimePacket {
         message,
-        index: 0,
         count,
-        deadline: None,
-        sent_at: Time::ZERO,
         message_len: 8 * u32::from(count),
-        offset: 0,
         port: PORT,
-        priority: 0,
-        clock: Clock::Host,
         payload: b"stranger",
+        ..RealTimePacket::default()
     };
     let header = LmHeader::Extension {
         packet_type: TYPE_REALTIME,

@@ -38,7 +38,7 @@ impl<P: Port> PeerHandle<'_, P> {
     /// ([`Arrived::is_proved`](crate::Arrived::is_proved)): it changes when the peer asks for another proof, or is another. `None`: there is no such
     /// peer.
     pub fn flow_key(&mut self) -> Option<Arc<AtomicU64>> {
-        Some(self.endpoint.engine.peers.named(self.id)?.shown())
+        Some(Arc::clone(&self.endpoint.engine.peers.named(self.id)?.shown))
     }
 
     /// Whether messages to this peer land there, as far as it said; else they take the one-copy path until there is a place for them. `None`

@@ -18,16 +18,10 @@ use crate::{Bed, PORT, exact, options, with_blocks};
 
 fn report() -> RtReport {
     RtReport {
-        newest: 0,
-        whole: 0,
-        late: 0,
         lost: 1,
         delay: Duration::from_secs(1),
-        interval: Duration::ZERO,
         port: PORT,
-        refused: false,
-        sent_at: Time::ZERO,
-        held: Duration::ZERO,
+        ..RtReport::default()
     }
 }
 
@@ -112,17 +106,11 @@ fn a_sender_is_told_that_nobody_receives() {
     // However many flows there are, few are answered: each answer would be of no flow here.
     for flow in 0..1000 {
         let packet = RealTimePacket {
-            message: 0,
-            index: 0,
             count: 1,
-            deadline: None,
-            sent_at: Time::ZERO,
             message_len: 1,
-            offset: 0,
             port: PORT + 1,
-            priority: 0,
-            clock: Clock::Host,
             payload: &[1],
+            ..RealTimePacket::default()
         };
         let payload = [packet.payload, &packet.tail()].concat();
         inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
@@ -158,16 +146,13 @@ fn of_clocks_that_are_not_this_hosts_the_delay_above_the_least_counts() {
     for (message, clock) in [(0, Clock::RealTime), (1, Clock::Tai)] {
         let packet = RealTimePacket {
             message,
-            index: 0,
             count: 1,
             deadline: Some(Duration::from_millis(1)),
-            sent_at: Time::ZERO,
             message_len: 1,
-            offset: 0,
             port: PORT,
-            priority: 0,
             clock,
             payload: &[1],
+            ..RealTimePacket::default()
         };
         inject_packet(&bed, &packet);
         bed.rounds(2);
@@ -196,16 +181,12 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
         for flow in 1..=64 {
             let packet = RealTimePacket {
                 message: sent,
-                index: 0,
                 count: 1,
-                deadline: None,
                 sent_at: bed.world.now(),
                 message_len: 1,
-                offset: 0,
                 port: PORT,
-                priority: 0,
-                clock: Clock::Host,
                 payload: &[1],
+                ..RealTimePacket::default()
             };
             let payload = [packet.payload, &packet.tail()].concat();
             inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
@@ -232,14 +213,12 @@ fn floods_of_real_time_hold_up_no_small_message() {
                     message: (fragment / 255) as u32,
                     index: (fragment % 255) as u16,
                     count: 256,
-                    deadline: None,
                     sent_at: Time::from_nanos(fragment / 255),
                     message_len: 256 * 100,
                     offset: (fragment % 255 * 100) as u32,
                     port: PORT,
-                    priority: 0,
-                    clock: Clock::Host,
                     payload: &[0x66; 100],
+                    ..RealTimePacket::default()
                 };
                 let payload = [packet.payload, &packet.tail()].concat();
                 inject_typed(bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
@@ -347,9 +326,8 @@ pub(crate) fn inject_fragment(
         message_len: message.len() as u32,
         offset: at as u32,
         port: PORT,
-        priority: 0,
-        clock: Clock::Host,
         payload: &message[at..message.len().min(at + stride)],
+        ..RealTimePacket::default()
     };
     inject_packet(bed, &packet);
 }
@@ -367,80 +345,40 @@ fn hostile_fragments_change_nothing() {
     bed.calm();
     let piece = [0x66; 100];
     let base = RealTimePacket {
-        message: 0,
-        index: 0,
         count: 3,
-        deadline: None,
-        sent_at: Time::ZERO,
         message_len: 300,
-        offset: 0,
         port: PORT,
-        priority: 0,
-        clock: Clock::Host,
         payload: &piece,
+        ..RealTimePacket::default()
     };
     let (most, empty): (u32, &[u8]) = (65_436, &[]);
+    let of = |count, message_len, index, offset| RealTimePacket {
+        count,
+        message_len,
+        index,
+        offset,
+        ..base
+    };
+    let [mut none, mut urgent, mut elsewhere] = [base; 3];
+    (none.payload, urgent.priority, elsewhere.port) = (empty, 8, PORT + 1);
     let refused = [
-        RealTimePacket {
-            count: u16::MAX,
-            ..base
-        },
-        RealTimePacket {
-            count: u16::MAX,
-            index: u16::MAX - 1,
-            message_len: u32::MAX,
-            offset: u32::MAX - 100,
-            ..base
-        },
-        RealTimePacket {
-            count: 300,
-            message_len: 30_000,
-            ..base
-        },
-        RealTimePacket { index: 3, ..base },
-        RealTimePacket { index: 1, ..base },
-        RealTimePacket {
-            index: 1,
-            offset: 99,
-            ..base
-        },
-        RealTimePacket {
-            index: 2,
-            offset: 100,
-            ..base
-        },
-        RealTimePacket {
-            index: 2,
-            offset: u32::MAX,
-            ..base
-        },
-        RealTimePacket {
-            message_len: 200,
-            ..base
-        },
-        RealTimePacket {
-            message_len: 301,
-            ..base
-        },
-        RealTimePacket {
-            message_len: 0,
-            ..base
-        },
-        RealTimePacket {
-            message_len: u32::MAX,
-            ..base
-        },
-        RealTimePacket {
-            payload: empty,
-            ..base
-        },
-        RealTimePacket { count: 1, ..base },
-        RealTimePacket { count: 0, ..base },
-        RealTimePacket { priority: 8, ..base },
-        RealTimePacket {
-            port: PORT + 1,
-            ..base
-        },
+        of(u16::MAX, 300, 0, 0),
+        of(u16::MAX, u32::MAX, u16::MAX - 1, u32::MAX - 100),
+        of(300, 30_000, 0, 0),
+        of(3, 300, 3, 0),
+        of(3, 300, 1, 0),
+        of(3, 300, 1, 99),
+        of(3, 300, 2, 100),
+        of(3, 300, 2, u32::MAX),
+        of(3, 200, 0, 0),
+        of(3, 301, 0, 0),
+        of(3, 0, 0, 0),
+        of(3, u32::MAX, 0, 0),
+        none,
+        of(1, 300, 0, 0),
+        of(0, 300, 0, 0),
+        urgent,
+        elsewhere,
     ];
     for packet in &refused {
         inject_packet(&bed, packet);
@@ -460,64 +398,20 @@ fn hostile_fragments_change_nothing() {
     assert_eq!(bed.sockets[1].statistics().no_block, 1);
     // One message begins; others say that they are of it.
     inject_packet(&bed, &base);
-    let others = [
-        RealTimePacket {
-            count: 4,
-            message_len: 400,
-            index: 1,
-            offset: 100,
-            ..base
-        },
-        RealTimePacket {
-            message_len: 299,
-            index: 1,
-            offset: 100,
-            ..base
-        },
-        RealTimePacket {
-            index: 1,
-            offset: 101,
-            payload: &[1; 101],
-            message_len: 300,
-            ..base
-        },
-        RealTimePacket {
-            index: 1,
-            offset: 100,
-            sent_at: Time::from_nanos(1),
-            ..base
-        },
-        RealTimePacket {
-            index: 1,
-            offset: 100,
-            deadline: Some(Duration::from_micros(1)),
-            ..base
-        },
-        RealTimePacket {
-            index: 1,
-            offset: 100,
-            priority: 1,
-            ..base
-        },
-        RealTimePacket {
-            index: 1,
-            offset: 100,
-            clock: Clock::Tai,
-            ..base
-        },
-    ];
+    let second = of(3, 300, 1, 100);
+    let mut others = [second; 7];
+    others[0] = of(4, 400, 1, 100);
+    others[1] = of(3, 299, 1, 100);
+    (others[2].offset, others[2].payload) = (101, &[1; 101]);
+    others[3].sent_at = Time::from_nanos(1);
+    others[4].deadline = Some(Duration::from_micros(1));
+    others[5].priority = 1;
+    others[6].clock = Clock::Tai;
     for packet in &others {
         inject_packet(&bed, packet);
     }
     for index in [1, 2] {
-        inject_packet(
-            &bed,
-            &RealTimePacket {
-                index,
-                offset: 100 * u32::from(index),
-                ..base
-            },
-        );
+        inject_packet(&bed, &of(3, 300, index, 100 * u32::from(index)));
     }
     bed.rounds(2);
     let statistics = bed.sockets[1].statistics();

@@ -9,10 +9,11 @@ use super::LmError;
 use crate::time::Time;
 
 /// Whose clock says when a message was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Clock {
     /// The monotonic clock of one host: comparable there alone.
+    #[default]
     Host = 0,
     /// The time of day, kept equal among hosts.
     RealTime = 1,
@@ -58,7 +59,7 @@ struct Tail {
 /// ```
 ///
 /// `deadline` counts from `sent_at`; 0: there is none. Header and digest are [`LmHeader::Extension`](super::LmHeader::Extension)'s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RealTimePacket<'a> {
     /// Number of the message in its flow.
     pub message: u32,
@@ -173,7 +174,7 @@ impl<'a> RealTimePacket<'a> {
 /// ```
 ///
 /// `ref` is 0, or 1: refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RtReport {
     /// Number of the newest message.
     pub newest: u32,
@@ -217,15 +218,10 @@ impl RtReport {
     pub fn refusal(packet: &RealTimePacket<'_>) -> RtReport {
         RtReport {
             newest: packet.message,
-            whole: 0,
-            late: 0,
-            lost: 0,
-            delay: Duration::ZERO,
-            interval: Duration::ZERO,
             port: packet.port,
             refused: true,
             sent_at: packet.sent_at,
-            held: Duration::ZERO,
+            ..RtReport::default()
         }
     }
 
