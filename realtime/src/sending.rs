@@ -18,6 +18,8 @@ use crate::queues::{LeavingEnds, Order};
 use crate::socket::{Hub, SocketConfig, locked};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// A message leaves after this time without what it has to show.
+const HELD_MOST: Duration = Duration::from_millis(100);
 
 /// Sends a socket's messages to one peer.
 pub(crate) struct Leaving {
@@ -37,6 +39,8 @@ pub(crate) struct Leaving {
     from: SocketAddrV4,
     free: VecDeque<u32>,
     declared: Option<Rate>,
+    /// Since when a message waits for what it has to show, if one does.
+    held: Option<Time>,
 }
 
 /// A rate that is counted by: of a second's packets none is beyond it.
@@ -220,6 +224,7 @@ impl Leaving {
             from,
             free: (0..config.frames).collect(),
             declared: config.packets_per_second.map(Rate::new),
+            held: None,
         }
     }
 
@@ -243,10 +248,19 @@ impl Leaving {
         }
     }
 
-    /// Whether something may leave of what was taken.
-    fn is_free(&self) -> bool {
-        let is_free = |order: &Order| order.flow.is_shown() || order.flow.is_over();
-        self.begun.is_some() || self.outgoing.peek().is_some_and(is_free)
+    /// Whether the next message waits for what it has to show.
+    fn is_held(&self) -> bool {
+        let is_held = |order: &Order| !order.flow.is_shown() && !order.flow.is_over();
+        self.begun.is_none() && self.outgoing.peek().is_some_and(is_held)
+    }
+
+    /// Whether it has to wait longer. A receiver that never asked for a proof does so when it gets one without.
+    fn is_too_early(&mut self, now: Time) -> bool {
+        let is_held = self.is_held();
+        let since = self.held.filter(|_| is_held).unwrap_or(now);
+        let waits = is_held && now.since(since) < HELD_MOST;
+        self.held = is_held.then_some(if waits { since } else { now });
+        waits
     }
 
     /// The next message that may leave, from its first fragment on.
@@ -319,10 +333,10 @@ impl Leaving {
 }
 
 impl Flow for Leaving {
-    fn next(&mut self, _: u32, _: Time, out: &mut TxBatch<'_>) {
+    fn next(&mut self, _: u32, round: Time, out: &mut TxBatch<'_>) {
         self.take_orders();
         let now = (self.hub.clock)();
-        while out.room() > 0 && !self.free.is_empty() && self.is_free() {
+        while out.room() > 0 && !self.free.is_empty() && !self.is_too_early(round) {
             let Some(mut begun) = self.begun.take().or_else(|| self.begin(now)) else {
                 break;
             };
@@ -354,8 +368,12 @@ impl Flow for Leaving {
     }
 
     fn departs(&self) -> Option<Time> {
-        let waits = self.is_free() || !self.ends.orders.is_empty();
-        (waits && !self.free.is_empty()).then_some(Time::ZERO)
+        let waits = self.begun.is_some() || self.outgoing.peek().is_some() || !self.ends.orders.is_empty();
+        let held = self
+            .held
+            .filter(|_| self.is_held() && self.ends.orders.is_empty());
+        let due = held.map_or(Time::ZERO, |since| since + HELD_MOST);
+        (waits && !self.free.is_empty()).then_some(due)
     }
 
     /// A message that has begun is as urgent as the one that waits for it.

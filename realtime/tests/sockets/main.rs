@@ -33,7 +33,10 @@ struct Bed {
 
 impl Bed {
     fn new(semantics: Semantics, seed: u64, config: &SocketConfig, link: Option<Parameters>) -> Bed {
-        let mut world = World::new(semantics, seed, &small());
+        Bed::on(World::new(semantics, seed, &small()), config, link)
+    }
+
+    fn on(mut world: World, config: &SocketConfig, link: Option<Parameters>) -> Bed {
         let peer = world.connect(0, &ConnectOptions::default());
         let clock = Arc::new(AtomicU64::new(world.now().as_nanos()));
         let real_time = world.ends.each_mut().map(|end| {

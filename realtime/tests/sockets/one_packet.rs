@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lm_dataplane::{Outcome, SendError as MessageError};
-use lm_examples::{ROUND_NS, noise, semantics};
+use lm_examples::{ROUND_NS, World, noise, semantics, small};
+use lm_protocol::admission::ClusterKey;
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_REALTIME};
@@ -550,4 +551,19 @@ fn frames_to_receive_in_are_a_sockets_own() {
     bed.sockets[0].send(b"again", options(0, 0)).expect("polled");
     bed.rounds(5);
     assert_eq!(bed.sockets[1].recv().expect("a frame is free")[..], *b"again");
+}
+
+/// Hosts with a cluster's key know each other by their word, and never asked for a proof: a message goes without, and the others with it.
+#[test]
+fn a_receiver_that_never_asked_for_a_proof_does_so_for_real_time() {
+    let mut config = small();
+    config.admission.key = ClusterKey::new(&[7; 32]).ok();
+    let mut bed = Bed::on(World::new(Semantics::Copy, 21, &config), &exact(), None);
+    bed.calm();
+    for _ in 0..4 {
+        bed.sockets[0].send(b"word", options(0, 0)).expect("polled");
+        bed.rounds(2 * (50_000_000 / ROUND_NS) as u32);
+    }
+    let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
+    assert!(sender.sent == 4 && receiver.whole >= 3, "{sender:?} {receiver:?}");
 }

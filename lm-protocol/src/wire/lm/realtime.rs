@@ -58,6 +58,7 @@ struct Tail {
 /// - - +---------+-------------+--------+------+----------+-------+-------+-----------+
 /// ```
 ///
+/// `flow`: 48 bits of the cookie by which its sender proved its address to the receiver, and 16 that name the flow.
 /// `deadline` counts from `sent_at`; 0: there is none. Header and digest are [`LmHeader::Extension`](super::LmHeader::Extension)'s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RealTimePacket<'a> {
