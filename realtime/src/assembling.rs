@@ -154,14 +154,14 @@ impl Assembling {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn unfinished(&self, address: std::net::Ipv4Addr, len: usize) -> usize {
         let is_its =
-            |one: &&Assembly| one.flow.address == address && Some(one.block.kind()) == self.pool.kind(len);
+            |one: &&Assembly| one.flow.address == address && Some(one.block.kind) == self.pool.kind(len);
         self.all.iter().filter(is_its).count()
     }
 
     /// Has a message give way to one of `len` bytes that finds no block: the oldest of the address that has most of such.
     pub(crate) fn make_way(&mut self, len: usize) -> Option<(FlowKey, u32)> {
         let kind = self.pool.kind(len)?;
-        let is_such = |one: &&Assembly| one.block.kind() == kind;
+        let is_such = |one: &&Assembly| one.block.kind == kind;
         let of_address = self.all.chunk_by(|a, b| a.flow.address == b.flow.address);
         let most = of_address.max_by_key(|those| those.iter().filter(is_such).count())?;
         let oldest = most.iter().filter(is_such).min_by_key(|one| one.begun)?;

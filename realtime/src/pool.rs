@@ -204,7 +204,7 @@ fn populated(len: u64) -> io::Result<Mapping> {
 #[derive(Debug)]
 pub(crate) struct Block {
     pool: Arc<Pool>,
-    kind: usize,
+    pub(crate) kind: usize,
     start: u64,
     len: usize,
 }
@@ -223,10 +223,6 @@ impl Block {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the block is borrowed mutably.
         unsafe { self.memory().slice_mut(self.start, self.len as u64) }
-    }
-
-    pub(crate) fn kind(&self) -> usize {
-        self.kind
     }
 
     fn room(&self) -> usize {

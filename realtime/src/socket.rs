@@ -395,7 +395,10 @@ impl RtSocket {
         // Relaxed: each is another. As many later one may have it again: nothing is known of the first by then.
         let number = self.hub.flow_numbers.fetch_add(1, Ordering::Relaxed);
         let flow = Arc::new(Sent::new(shown, number, port));
-        locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
+        let mut flows = locked(&self.hub.flows);
+        flows.retain(|(_, flow)| !flow.is_over());
+        flows.push((peer, Arc::clone(&flow)));
+        drop(flows);
         self.connected = Some((peer, flow));
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lm_examples::{Dice, noise};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
+use lm_protocol::wire::ipv4::checksum;
 use lm_protocol::wire::lm::{
     Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer,
 };
@@ -276,11 +277,7 @@ fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32;
     };
     let trailer = Trailer::new(&header, payload, lm_examples::HOSTS[1 - to]);
     let head = header.encode(payload.len() as u16);
-    inject(bed, to, &[&head[..], payload, trailer.as_bytes()].concat());
-}
-
-/// A packet for host `to`, from the other one.
-fn inject(bed: &Bed, to: usize, bytes: &[u8]) {
+    let bytes = [&head[..], payload, trailer.as_bytes()].concat();
     let [a, b] = [1 - to, to].map(|host| lm_examples::HOSTS[host]);
     let mut packet = Vec::new();
     for host in [b, a] {
@@ -293,14 +290,8 @@ fn inject(bed: &Bed, to: usize, bytes: &[u8]) {
     packet.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
     packet.extend(a.ip().octets());
     packet.extend(b.ip().octets());
-    let sum: u32 = packet[14..34]
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|pair| u32::from(u16::from_be_bytes(*pair)))
-        .sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    packet[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    let sum = checksum(&packet[14..34]);
+    packet[24..26].copy_from_slice(&sum.to_be_bytes());
     for port in [a.port(), b.port(), udp_len, 0] {
         packet.extend(port.to_be_bytes());
     }
