@@ -200,7 +200,11 @@ impl<P: Port> Engine<P> {
         if peer.incarnation.is_none() {
             peer.incarnation = Some(challenge.challenger_id);
             peer.uncompleted_max = challenge.uncompleted_max;
-            peer.secret = challenge.cookie;
+            peer.secret = match challenge.cookie {
+                // It hears nothing of us, and a forger could guess that.
+                0 => (self.admission.introductions).cookie(from, challenge.challenger_id, None, now_ns),
+                cookie => cookie,
+            };
         }
         let (data, addressing) = (peer.data, peer.addressing);
         // Each message of a burst is challenged.
@@ -299,7 +303,7 @@ impl<P: Port> Engine<P> {
         peer.heard_ns = now_ns;
         let before = peer.incarnation.replace(incarnation);
         if before.is_none_or(|before| !is_same_incarnation(before, incarnation)) {
-            // Of whom a daemon says that, it is told when it is asked for.
+            // A daemon's word came without a proof: the peer is told when a flow of it does not show this.
             peer.secret = (self.admission.introductions).cookie(peer.data, incarnation, before, now_ns);
             peer.show();
         }

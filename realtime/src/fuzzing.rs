@@ -48,8 +48,8 @@ pub fn flow(bytes: &[u8]) {
     }
 }
 
-/// Fragments of three addresses' flows, 8 bytes each, in a socket with few blocks: what comes whole is what was sent, whoever has most gives
-/// way, and all blocks come back.
+/// Fragments of three addresses' flows, 8 bytes each, in a socket with few blocks: what comes whole is what was sent, the address that
+/// has most gives way, and all blocks come back.
 pub fn assembling(bytes: &[u8]) {
     let blocks = Blocks {
         of_1: 2,
