@@ -1,26 +1,95 @@
-//! Who writes packets under any address, and does so while others work.
+//! Who writes packets under any address, and reads and answers what comes back.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Request};
+use lm_cards::Interface;
+use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{LmHeader, Trailer};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer, parse_datagram};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, ipproto};
 
-use crate::form::{At, Bed};
+/// Where a receiver listens for data.
+const DATA_PORT: u16 = 7168;
+/// `ETH_P_IP`, in the order of the network.
+const ETHERNET_IPV4: Protocol = Protocol::from_raw(std::num::NonZeroU32::new(0x0008).unwrap());
 
-/// A raw socket that writes its own IP headers: any source address.
-pub(crate) struct Forger(OwnedFd);
+/// A raw socket that writes its own IP headers, with any source address; and one that reads every frame that is sent to this host's own MAC
+/// address, whichever host it is for. The host is off the path: it reads nothing else.
+pub(crate) struct Forger {
+    writes: OwnedFd,
+    reads: OwnedFd,
+    mac: [u8; 6],
+}
 
 impl Forger {
-    fn new() -> Forger {
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
-        Forger(socket.expect("a raw socket"))
+    pub(crate) fn new(interface: &str) -> Forger {
+        let socket = |family, protocol| rustix::net::socket(family, SocketType::RAW, Some(protocol));
+        Forger {
+            writes: socket(AddressFamily::INET, ipproto::RAW).expect("a raw socket"),
+            reads: socket(AddressFamily::PACKET, ETHERNET_IPV4).expect("a packet socket"),
+            mac: Interface::by_name(interface).expect("the link").mac,
+        }
+    }
+
+    /// Answers what came back as the forged host would: proves each challenge, sends small messages after it, and more for each that is
+    /// acknowledged. How many challenges came.
+    pub(crate) fn answer(&self) -> u64 {
+        let (mut frame, mut challenges) = ([0; 2048], 0);
+        while let Ok((len, _)) = rustix::net::recv(&self.reads, &mut frame, RecvFlags::DONTWAIT) {
+            if len < 42 + HEADER_LEN || frame[..6] != self.mac || frame[23] != 17 {
+                continue;
+            }
+            let address = |ip: usize, port: usize| {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|byte| frame[ip + byte]);
+                SocketAddrV4::new(
+                    Ipv4Addr::new(a, b, c, d),
+                    u16::from_be_bytes([frame[port], frame[port + 1]]),
+                )
+            };
+            let (receiver, forged, payload) = (address(26, 34), address(30, 36), &frame[42..len]);
+            if let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(payload) {
+                challenges += 1;
+                let is_data = receiver.port() == DATA_PORT;
+                let proof = ControlMessage::Proof(Proof {
+                    sender_id: challenge.sender_id,
+                    cookie: challenge.cookie,
+                    data_port: forged.port() - u16::from(!is_data),
+                    uncompleted_max: 0,
+                    word: [0; 16],
+                });
+                let mut answer = encoded(&proof, 0);
+                if is_data {
+                    let kind = proof.kind();
+                    let header = LmHeader::Control { request_id: 0, kind };
+                    let trailer = Trailer::new(&header, &answer[HEADER_LEN..], forged);
+                    answer.extend_from_slice(trailer.as_bytes());
+                }
+                self.send(forged, receiver, &answer);
+                self.send(
+                    forged,
+                    receiver,
+                    &small_message(forged, challenge.sender_id, 0, b"forged"),
+                );
+            } else if let Ok((
+                LmHeader::EagerAck {
+                    sender_id,
+                    next: next @ 0..4,
+                    ..
+                },
+                _,
+            )) = parse_datagram(payload)
+            {
+                self.send(
+                    forged,
+                    receiver,
+                    &small_message(forged, sender_id, next, b"forged"),
+                );
+            }
+        }
+        challenges
     }
 
     /// Sends a UDP datagram under any address. What finds a queue full is lost, like other packets.
@@ -40,7 +109,7 @@ impl Forger {
         packet.extend_from_slice(payload);
         // The header says to which port.
         let to = SocketAddrV4::new(*to.ip(), 0);
-        match rustix::net::sendto(&self.0, &packet, SendFlags::empty(), &to) {
+        match rustix::net::sendto(&self.writes, &packet, SendFlags::empty(), &to) {
             Ok(_) | Err(Errno::WOULDBLOCK | Errno::NOBUFS) => {}
             Err(error) => panic!("{error}"),
         }
@@ -87,39 +156,4 @@ pub(crate) fn encoded(message: &ControlMessage, request_id: u32) -> Vec<u8> {
     let mut bytes = [0; MAX_CONTROL_LEN];
     let len = message.encode(request_id, &mut bytes);
     bytes[..len].to_vec()
-}
-
-/// Runs an attack from the attacker's host while `work` is done. How many packets it sent.
-pub(crate) fn under_attack<T>(
-    bed: &Bed,
-    attack: impl FnMut(&Forger, u64) + Send,
-    per_second: u64,
-    work: impl FnOnce() -> T,
-) -> (T, u64) {
-    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let attacker = scope.spawn(|| {
-            let mut attack = attack;
-            bed.on(At::Attacker, || {
-                let (forger, start) = (Forger::new(), Instant::now());
-                while !over.load(Ordering::Acquire) {
-                    let due = (start.elapsed().as_secs_f64() * per_second as f64) as u64;
-                    // Relaxed: read when this thread has ended.
-                    let done = sent.load(Ordering::Relaxed);
-                    for number in done..due {
-                        attack(&forger, number);
-                    }
-                    sent.store(due.max(done), Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_micros(200));
-                }
-            });
-        });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        over.store(true, Ordering::Release);
-        attacker.join().expect("the attacker");
-        match result {
-            Ok(result) => (result, sent.load(Ordering::Relaxed)),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
 }

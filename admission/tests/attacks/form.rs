@@ -2,13 +2,15 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lm_dataplane::{Admission, AdmissionConfig, ClusterKey, Counters, EndpointConfig, IdleStrategy};
 use xtask::bed::{BedConfig, Host, INTERFACE, Launch, Side, ip};
 
 use crate::bed::{Daemon, Hosts, arguments, unpin, words};
+use crate::forger::Forger;
 use crate::program::as_user;
 use crate::traffic::{Alone, Flag, check, open};
 
@@ -135,6 +137,11 @@ impl Bed {
             At::Receiver => self.hosts.bed.right(),
             At::Attacker => self.hosts.bed.senders()[1],
         }
+    }
+
+    /// Has the switch bring everything for the receiver to this queue of two.
+    pub(crate) fn steer_to_receiver(&self, queue: u32) {
+        self.hosts.bed.steer_to_receiver(queue).unwrap();
     }
 
     pub(crate) fn socket(&self, at: At) -> PathBuf {
@@ -284,4 +291,40 @@ pub(crate) fn config(at: At) -> EndpointConfig {
         },
         ..EndpointConfig::default()
     }
+}
+
+/// Runs an attack from the attacker's host while `work` is done. How many packets it sent.
+pub(crate) fn under_attack<T>(
+    bed: &Bed,
+    attack: impl FnMut(&Forger, u64) + Send,
+    per_second: u64,
+    work: impl FnOnce() -> T,
+) -> (T, u64) {
+    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let attacker = scope.spawn(|| {
+            let mut attack = attack;
+            bed.on(At::Attacker, || {
+                let (forger, start) = (Forger::new(INTERFACE), Instant::now());
+                while !over.load(Ordering::Acquire) {
+                    let due = (start.elapsed().as_secs_f64() * per_second as f64) as u64;
+                    // Relaxed: read when this thread has ended.
+                    let done = sent.load(Ordering::Relaxed);
+                    for number in done..due {
+                        attack(&forger, number);
+                        forger.answer();
+                    }
+                    sent.store(due.max(done), Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Release);
+        attacker.join().expect("the attacker");
+        match result {
+            Ok(result) => (result, sent.load(Ordering::Relaxed)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }

@@ -18,8 +18,8 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::wire::lm::{LmHeader, TYPE_REALTIME, TYPE_RT_REPORT, Trailer};
 use xtask::bed::until;
 
-use crate::forger::{Forger, small_message, under_attack};
-use crate::form::{At, Bed, Form, HONEST, RECEIVER, config};
+use crate::forger::{Forger, small_message};
+use crate::form::{At, Bed, Form, HONEST, RECEIVER, config, under_attack};
 use crate::traffic::{PATIENCE, assert_delivered, content, open, send, settle, up_to, wait_until};
 
 /// Connects without a session: only small messages.
@@ -29,6 +29,9 @@ fn small_only() -> ConnectOptions {
         ..ConnectOptions::default()
     }
 }
+
+/// The receiver's queues: what comes on the one is on a ring, on the other with what lands and goes to its kernel's socket.
+const QUEUES: [u32; 2] = [0, 1];
 
 /// Forged small messages were messages, and came: most of them were challenged.
 fn was_attacked(counters: &Counters, sent: u64) {
@@ -41,12 +44,15 @@ fn was_attacked(counters: &Counters, sent: u64) {
 pub(crate) fn forged_small_messages_reset_nobody(form: Form) {
     const MESSAGES: u64 = 3000;
     let Some(bed) = Bed::new(form) else { return };
-    let attack = |forger: &Forger, n: u64| {
-        let bytes = small_message(HONEST, n << 40, (n % 3) as u32, b"forged");
-        forger.send(HONEST, RECEIVER, &bytes);
-    };
-    let (counters, sent) = small_messages_come(&bed, MESSAGES, attack);
-    was_attacked(&counters, sent);
+    for queue in QUEUES {
+        bed.steer_to_receiver(queue);
+        let attack = |forger: &Forger, n: u64| {
+            let bytes = small_message(HONEST, n << 40, (n % 3) as u32, b"forged");
+            forger.send(HONEST, RECEIVER, &bytes);
+        };
+        let (counters, sent) = small_messages_come(&bed, MESSAGES, attack);
+        was_attacked(&counters, sent);
+    }
 }
 
 /// Real-time packets and reports under the honest sender's address, at a host without a real-time socket: each is counted, and its small
@@ -240,30 +246,33 @@ pub(crate) fn an_earlier_life_repeated_from_elsewhere_is_not_taken(form: Form) {
         .filter(|(from, ..)| *from == HONEST)
         .collect();
     assert!(said.len() > 500, "{} packets", said.len());
-    let repeated = AtomicU64::new(0);
-    let attack = |forger: &Forger, n: u64| {
-        let (from, to, payload) = &said[n as usize % said.len()];
-        forger.send(*from, *to, payload);
-        // Relaxed: a lone count.
-        repeated.store(n, Ordering::Relaxed);
-    };
-    let work = || {
-        bed.beside_receiver(&receiver, || {
-            // All of the past comes before the present life does.
-            let all = said.len() as u64;
-            let is_so = || Ok(repeated.load(Ordering::Relaxed) > all);
-            until("the past is repeated", PATIENCE, is_so).unwrap();
-            bed.program(At::Honest, || life(&bed.config(At::Honest)));
-        })
-    };
-    let (((), (received, counters)), sent) = under_attack(&bed, attack, 10_000, work);
-    assert_eq!(received, MESSAGES, "{counters:?}");
-    assert!(sent > 1000, "{sent} packets are no attack");
-    assert_eq!(
-        counters.messages_incomplete + counters.messages_stalled,
-        0,
-        "{counters:?}"
-    );
+    for queue in QUEUES {
+        bed.steer_to_receiver(queue);
+        let repeated = AtomicU64::new(0);
+        let attack = |forger: &Forger, n: u64| {
+            let (from, to, payload) = &said[n as usize % said.len()];
+            forger.send(*from, *to, payload);
+            // Relaxed: a lone count.
+            repeated.store(n, Ordering::Relaxed);
+        };
+        let work = || {
+            bed.beside_receiver(&receiver, || {
+                // All of the past comes before the present life does.
+                let all = said.len() as u64;
+                let is_so = || Ok(repeated.load(Ordering::Relaxed) > all);
+                until("the past is repeated", PATIENCE, is_so).unwrap();
+                bed.program(At::Honest, || life(&bed.config(At::Honest)));
+            })
+        };
+        let (((), (received, counters)), sent) = under_attack(&bed, attack, 10_000, work);
+        assert_eq!(received, MESSAGES, "{counters:?}");
+        assert!(sent > 1000, "{sent} packets are no attack");
+        assert_eq!(
+            counters.messages_incomplete + counters.messages_stalled,
+            0,
+            "{counters:?}"
+        );
+    }
 }
 
 /// Who may not send is not heard by any of the three ways, and is told so.
@@ -311,12 +320,22 @@ pub(crate) fn who_is_not_allowed_is_heard_by_no_way(form: Form) {
             assert_delivered(&settle(&mut a), &[(token, tag, len)]);
         }
     };
-    let (_, (received, counters)) = bed.beside_receiver(&receiver, || {
-        bed.program(At::Attacker, stranger);
-        bed.program(At::Honest, allowed);
-    });
-    assert_eq!(received, 2);
-    // A daemon refuses sessions before its program hears of them.
-    let refused = if form == Form::Embedded { 3 } else { 1 };
-    assert!(counters.drops.not_allowed >= refused, "{counters:?}");
+    for queue in QUEUES {
+        bed.steer_to_receiver(queue);
+        // And not as one who may, from elsewhere: whatever comes back is answered.
+        let attack = |forger: &Forger, n: u64| {
+            forger.send(HONEST, RECEIVER, &small_message(HONEST, n << 40, 0, b"forged"));
+        };
+        let ((_, (received, counters)), sent) = under_attack(&bed, attack, 5000, || {
+            bed.beside_receiver(&receiver, || {
+                bed.program(At::Attacker, stranger);
+                bed.program(At::Honest, allowed);
+            })
+        });
+        was_attacked(&counters, sent);
+        assert_eq!(received, 2);
+        // A daemon refuses sessions before its program hears of them.
+        let refused = if form == Form::Embedded { 3 } else { 1 };
+        assert!(counters.drops.not_allowed >= refused, "{counters:?}");
+    }
 }

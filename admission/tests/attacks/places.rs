@@ -9,8 +9,8 @@ use lm_protocol::control::{ControlMessage, End, Proof};
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer, parse_datagram};
 
-use crate::forger::{Forger, encoded, request, under_attack};
-use crate::form::{At, Bed, CONTROL, Form, RECEIVER};
+use crate::forger::{Forger, encoded, request};
+use crate::form::{At, Bed, CONTROL, Form, RECEIVER, under_attack};
 use crate::traffic::{
     Flag, PATIENCE, assert_delivered, check, content, open, send, settle, up_to, wait_until,
 };

@@ -277,6 +277,12 @@ impl Bed {
         self.middle.as_ref()
     }
 
+    /// Has the switch bring everything for the right host to this receive queue of two.
+    pub fn steer_to_receiver(&self, queue: u32) -> Result<()> {
+        let switch = self.switch.as_ref().context("a bed without a switch")?;
+        switch::steer(switch, &self.right, queue)
+    }
+
     /// The host with address 198.18.0.1.
     pub fn left(&self) -> &Host {
         &self.left

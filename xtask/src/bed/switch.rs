@@ -77,6 +77,18 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
     })
 }
 
+/// Steers what goes to a host to another of its two receive queues.
+pub(super) fn steer(switch: &Host, host: &Host, queue: u32) -> Result<()> {
+    let cpus = host::cpu_mask(all_cpus()?);
+    switch.enter(|| {
+        for (queue, cpus) in [(queue, &*cpus), (1 - queue, "0")] {
+            let file = format!("/sys/class/net/{}/queues/tx-{queue}/xps_cpus", port_of(host));
+            std::fs::write(&file, cpus).with_context(|| format!("cannot write {cpus} to {file}"))?;
+        }
+        Ok(())
+    })
+}
+
 /// Waits until the bridge forwards what comes in on every port, which it does when the kernel has looked at the port's carrier: up to a second
 /// after both ends are up.
 pub(super) fn await_forwarding(switch: &Host, hosts: &[&Host]) -> Result<()> {
