@@ -7,7 +7,7 @@ use lm_cards::Interface;
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer, parse_datagram};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, ipproto};
 
@@ -22,6 +22,8 @@ pub(crate) struct Forger {
     writes: OwnedFd,
     reads: OwnedFd,
     mac: [u8; 6],
+    /// Tags and payloads of the small messages that follow a proof.
+    pub(crate) script: Vec<(u64, Vec<u8>)>,
 }
 
 impl Forger {
@@ -31,11 +33,11 @@ impl Forger {
             writes: socket(AddressFamily::INET, ipproto::RAW).expect("a raw socket"),
             reads: socket(AddressFamily::PACKET, ETHERNET_IPV4).expect("a packet socket"),
             mac: Interface::by_name(interface).expect("the link").mac,
+            script: vec![(666, b"forged".to_vec())],
         }
     }
 
-    /// Answers what came back as the forged host would: proves each challenge, sends small messages after it, and more for each that is
-    /// acknowledged. How many challenges came.
+    /// Answers what came back as the forged host would: proves each challenge, and says what it has to say. How many challenges came.
     pub(crate) fn answer(&self) -> u64 {
         let (mut frame, mut challenges) = ([0; 2048], 0);
         while let Ok((len, _)) = rustix::net::recv(&self.reads, &mut frame, RecvFlags::DONTWAIT) {
@@ -68,25 +70,13 @@ impl Forger {
                     answer.extend_from_slice(trailer.as_bytes());
                 }
                 self.send(forged, receiver, &answer);
-                self.send(
-                    forged,
-                    receiver,
-                    &small_message(forged, challenge.sender_id, 0, b"forged"),
-                );
-            } else if let Ok((
-                LmHeader::EagerAck {
-                    sender_id,
-                    next: next @ 0..4,
-                    ..
-                },
-                _,
-            )) = parse_datagram(payload)
-            {
-                self.send(
-                    forged,
-                    receiver,
-                    &small_message(forged, sender_id, next, b"forged"),
-                );
+                for ((tag, payload), number) in self.script.iter().zip(0..) {
+                    self.send(
+                        forged,
+                        receiver,
+                        &message(forged, challenge.sender_id, number, *tag, payload),
+                    );
+                }
             }
         }
         challenges
@@ -118,10 +108,15 @@ impl Forger {
 
 /// A small message of the incarnation `sender_id`.
 pub(crate) fn small_message(from: SocketAddrV4, sender_id: u64, number: u32, payload: &[u8]) -> Vec<u8> {
+    message(from, sender_id, number, 666, payload)
+}
+
+/// The same with any tag.
+pub(crate) fn message(from: SocketAddrV4, sender_id: u64, number: u32, tag: u64, payload: &[u8]) -> Vec<u8> {
     let header = LmHeader::Eager {
         sender_id: sender_id | 1,
         number,
-        tag: 666,
+        tag,
         digested: true,
         acknowledges: None,
     };

@@ -5,6 +5,9 @@ mod bad_input;
 mod bed;
 mod capabilities;
 mod disk;
+#[path = "../../../admission/tests/attacks/forger.rs"]
+#[allow(dead_code)] // the attacks on admission use the rest
+mod forger;
 mod frozen;
 mod hosts;
 mod impairments;

@@ -2,10 +2,15 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::SocketAddrV4;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::bed::{Bed, Ended, Host, INTERFACE, Tool, content, names, seen_by, wait_until};
+use lm_bench::transfer::wire::{CONTROL_TAG, Control, Plan, Status, TransferId};
+
+use crate::bed::{Bed, Ended, Host, INTERFACE, RECEIVER, SENDER, Tool, content, names, seen_by, wait_until};
+use crate::forger::{Forger, message};
 
 /// CAP_NET_ADMIN, CAP_NET_RAW, CAP_IPC_LOCK and CAP_BPF of `linux/capability.h`.
 const KEPT: u64 = 1 << 12 | 1 << 13 | 1 << 14 | 1 << 39;
@@ -234,4 +239,69 @@ fn no_file_is_written_through_a_link_or_over_another() {
     assert!(fs::symlink_metadata(&link).unwrap().is_file());
     assert!(fs::read_to_string(&link).unwrap().contains("Total count"));
     assert!(fs::read(&victim).unwrap() == content(100));
+}
+
+/// A host on the link that may not send forges one that may, under its own Ethernet address, and answers whatever comes back: with a file
+/// of its own, and as the program whose transfer is under way.
+#[test]
+fn a_forged_host_writes_nothing_and_ends_nothing() {
+    const LEN: usize = 4 << 20;
+    let Some(bed) = Bed::with_box() else { return };
+    bed.bridge();
+    bed.ip(Host::Box, "address add 10.77.0.3/24 dev bridge");
+    // Everything comes to the receiver's general queue, by whichever core it is sent.
+    let cpus = (1u64 << std::thread::available_parallelism().unwrap().get()) - 1;
+    let steer = format!("echo {cpus:x} > /sys/class/net/right/queues/tx-0/xps_cpus");
+    let steered = bed.command(Host::Box, "sh").args(["-c", &steer]).status();
+    assert!(steered.unwrap().success());
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--allow", SENDER, "--output", directory.to_str().unwrap()]);
+    let mut sender = bed.send(&["--json", "--message-size", "64K", "-"]);
+    let mut input = sender.stdin();
+    input.write_all(&content(LEN)[..LEN / 2]).unwrap();
+    wait_until("it is under way", || {
+        fs::read_dir(&directory).unwrap().count() > 0
+    });
+    // The data port is the lower one of two. Whoever does not know it tries all.
+    let table = bed.on(Host::Sender, || fs::read_to_string("/proc/thread-self/net/udp"));
+    let port = |line: &str| u16::from_str_radix(line.split_whitespace().nth(1)?.split_once(':')?.1, 16).ok();
+    let port = table.unwrap().lines().filter_map(port).min().expect("its port");
+    let transfer = TransferId::new(7).unwrap();
+    let plan = Plan::new(Some(6), 6).unwrap();
+    let start = Control::Start {
+        transfer,
+        ipfrag: false,
+        plan,
+        key: None,
+        resume: false,
+    };
+    let end = Control::End {
+        transfer,
+        status: Status::Complete,
+        bytes: 6,
+        messages: 1,
+    };
+    let script = [
+        (CONTROL_TAG, start.encode()),
+        (transfer.data_tag(0), b"forged".to_vec()),
+        (CONTROL_TAG, end.encode()),
+    ];
+    bed.on(Host::Box, || {
+        let mut forger = Forger::new("bridge");
+        forger.script = script.to_vec();
+        for n in 0..1000u64 {
+            let from = SocketAddrV4::new(SENDER.parse().unwrap(), if n % 2 == 0 { port } else { 9000 });
+            let bytes = message(from, n << 40 | 1, 0, CONTROL_TAG, &script[0].1);
+            forger.send(from, SocketAddrV4::new(RECEIVER.parse().unwrap(), 7168), &bytes);
+            std::thread::sleep(Duration::from_micros(500));
+            forger.answer();
+        }
+    });
+    let _ = input.write_all(&content(LEN)[LEN / 2..]);
+    drop(input);
+    let ended = sender.end();
+    receiver.interrupt().expect_code(130);
+    let (written, ended) = (names(&directory), ended.status.code());
+    assert_eq!((&*written, ended), (&["transfer-000001".to_owned()][..], Some(0)));
+    assert!(fs::read(directory.join("transfer-000001")).unwrap() == content(LEN));
 }
