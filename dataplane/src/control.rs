@@ -8,7 +8,6 @@ use std::time::Duration;
 use lm_protocol::admission::{Action, Local, Node, Taken};
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::time::Time;
-use lm_protocol::wire::Addressing;
 
 use crate::engine::Engine;
 use crate::hearing::Back;
@@ -75,7 +74,7 @@ impl<P: Port> Engine<P> {
             ControlMessage::Challenge(challenge) => {
                 return self.take_challenge(socket, from, challenge, now_ns);
             }
-            ControlMessage::Proof(proof) => return self.take_proof(from, proof, None, now_ns),
+            ControlMessage::Proof(proof) => return self.take_proof(socket, from, proof, now_ns),
             ControlMessage::Request(request) if socket == Socket::Control => {
                 let data = SocketAddrV4::new(*from.ip(), request.data_port);
                 let back = Back::Datagram(socket, from, number);
@@ -154,15 +153,6 @@ impl<P: Port> Engine<P> {
         if self.port.side().send(socket, to, datagram).is_err() {
             self.counters.control_send_errors += 1;
         }
-    }
-
-    /// Addressing of answers to a datagram that came by the kernel's socket.
-    pub(crate) fn addressing_of_sender(&mut self, from: SocketAddrV4) -> Option<Addressing> {
-        if let Some(index) = self.peers.find(from) {
-            return Some(self.peers.at(index).addressing);
-        }
-        let mac = self.port.side().neighbour(*from.ip())?;
-        Some(self.addressing_to(from, mac))
     }
 }
 

@@ -29,10 +29,10 @@ const REMIND_AGAIN_NS: u64 = 100_000_000;
 /// So long after it was heard last a peer may have been replaced by one of another version.
 const OTHER_VERSION_SILENT_NS: u64 = 1_000_000_000;
 
-/// How an answer goes back to whoever is not known yet.
-pub(crate) enum Back<'a> {
+/// How an answer goes back to an address that has proved nothing yet.
+pub(crate) enum Back {
     /// As a packet of the general channel.
-    Packet(&'a Addressing),
+    Packet,
     /// As the answer to the request of this number, which came from this address to a port of ours.
     Datagram(Socket, SocketAddrV4, u32),
 }
@@ -41,7 +41,7 @@ impl<P: Port> Engine<P> {
     /// Whether what the incarnation `sender_id` sends from the data address `from` is heard. If not, it is challenged or refused, and
     /// the packet is counted.
     #[inline]
-    pub(crate) fn hears(&mut self, from: SocketAddrV4, sender_id: u64, back: &Back<'_>, now_ns: u64) -> bool {
+    pub(crate) fn hears(&mut self, from: SocketAddrV4, sender_id: u64, back: &Back, now_ns: u64) -> bool {
         let known = self.known_as(from);
         let is_known = known.is_some_and(|known| is_same_incarnation(known, sender_id));
         if !is_known {
@@ -72,7 +72,7 @@ impl<P: Port> Engine<P> {
         let speaks_ours = known.is_some_and(|peer| {
             peer.incarnation.is_some() && now_ns.saturating_sub(peer.heard_ns) < OTHER_VERSION_SILENT_NS
         });
-        if speaks_ours {
+        if speaks_ours || self.port.side().neighbour(*from.ip()).is_none() {
             return;
         }
         let request_id = match (
@@ -104,12 +104,12 @@ impl<P: Port> Engine<P> {
         let Some(peer) = self.peers.named(peer) else {
             return;
         };
-        let (from, addressing) = (peer.data, peer.addressing);
+        let from = peer.data;
         let is_told = peer.reminded_ns > 0 && now_ns.saturating_sub(peer.reminded_ns) < REMIND_AGAIN_NS;
         if let (false, Some(known)) = (is_told, peer.incarnation) {
             peer.reminded_ns = now_ns;
             let secret = peer.secret;
-            self.challenge(from, known, |_| secret, &Back::Packet(&addressing), now_ns);
+            self.challenge(from, known, |_| secret, &Back::Packet, now_ns);
         }
     }
 
@@ -119,7 +119,7 @@ impl<P: Port> Engine<P> {
         from: SocketAddrV4,
         sender_id: u64,
         cookie: impl FnOnce(&Introductions) -> u64,
-        back: &Back<'_>,
+        back: &Back,
         now_ns: u64,
     ) {
         let ask = if !self.may_send(from) {
@@ -135,6 +135,11 @@ impl<P: Port> Engine<P> {
         if !self.admission.introductions.may_challenge(now_ns) {
             return;
         }
+        // To where the kernel has the address, whatever the packet says of its Ethernet source: otherwise any host on the link could answer.
+        // Where it has none yet it asks for it, and what was challenged is repeated.
+        let Some(mac) = self.port.side().neighbour(*from.ip()) else {
+            return;
+        };
         let challenge = ControlMessage::Challenge(Challenge {
             sender_id,
             cookie: match ask {
@@ -146,9 +151,7 @@ impl<P: Port> Engine<P> {
             uncompleted_max: self.fixed.caps.tx_bound,
         });
         match *back {
-            Back::Packet(addressing) => {
-                self.send_control_packet(addressing, from, &challenge);
-            }
+            Back::Packet => self.send_control_packet(&self.addressing_to(from, mac), from, &challenge),
             Back::Datagram(socket, to, request_id) if ask == Ask::Silence => {
                 let refusal = Refusal::from(RejectReason::NotAllowed).to_message();
                 self.send_control(socket, to, request_id, &refusal);
@@ -241,14 +244,8 @@ impl<P: Port> Engine<P> {
         self.ask_again(from, now_ns);
     }
 
-    /// A peer answers our challenge. `addressing`: of packets to it, where the proof was a packet.
-    pub(crate) fn take_proof(
-        &mut self,
-        from: SocketAddrV4,
-        proof: &Proof,
-        addressing: Option<&Addressing>,
-        now_ns: u64,
-    ) {
+    /// A peer answers our challenge.
+    pub(crate) fn take_proof(&mut self, socket: Socket, from: SocketAddrV4, proof: &Proof, now_ns: u64) {
         let data = SocketAddrV4::new(*from.ip(), proof.data_port);
         let known = self.known_as(data);
         if known.is_some_and(|known| is_same_incarnation(known, proof.sender_id)) {
@@ -267,23 +264,18 @@ impl<P: Port> Engine<P> {
             self.reject(Fault::NotAllowed, from);
             return;
         }
-        let is_proved = (addressing.is_none() || data == from)
+        let is_proved = (socket == Socket::Control || data == from)
             && (self.admission.introductions).is_proved(proof, data, known, now_ns)
             && self.admission.has_word(self.fixed.local, data, proof);
         if !is_proved {
             self.reject(Fault::Proof, from);
             return;
         }
-        let addressing = match addressing {
-            Some(addressing) => *addressing,
-            None => match self.port.side().neighbour(*data.ip()) {
-                Some(mac) => self.addressing_to(data, mac),
-                None => {
-                    self.counters.drops.no_neighbour += 1;
-                    return;
-                }
-            },
+        let Some(mac) = self.port.side().neighbour(*data.ip()) else {
+            self.counters.drops.no_neighbour += 1;
+            return;
         };
+        let addressing = self.addressing_to(data, mac);
         let Some(index) = self.peers.find_or_add(data, &addressing, now_ns) else {
             self.reject(Fault::PeersFull, from);
             return;

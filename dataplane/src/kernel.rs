@@ -149,6 +149,7 @@ impl KernelNic {
             side: Side {
                 udp,
                 interface_index: config.interface_index,
+                neighbours: None,
             },
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,

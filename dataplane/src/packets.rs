@@ -15,7 +15,7 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPack
 use lm_protocol::wire::lm::{
     LmHeader, MissingRange, TYPE_REALTIME, TYPE_WINDOWS, UnwholeMessage, parse_packet,
 };
-use lm_protocol::wire::{Addressing, ParseError, parse_frame};
+use lm_protocol::wire::{ParseError, parse_frame};
 
 use crate::bounds::DATAGRAM_LEN_MAX;
 use crate::completion::Completion;
@@ -42,10 +42,13 @@ impl<P: Port> Engine<P> {
         }
         let found = parse_frame(bytes);
         let parsed = found.as_ref().ok().and_then(|parsed| {
-            let addressing = parsed.addressing()?.reversed();
-            Some((addressing, parsed.packet()?))
+            let addressing = parsed.addressing()?;
+            // No host has a group's address.
+            let is_hosts = addressing.src_mac.0[0] & 1 == 0;
+            let from = SocketAddrV4::new(addressing.src_ip, addressing.src_port);
+            Some((from, parsed.packet().filter(|_| is_hosts)?))
         });
-        let Some((addressing, packet)) = parsed else {
+        let Some((from, packet)) = parsed else {
             let fault = match found {
                 Err(ParseError::Lm(LmError::VersionMismatch { .. })) => Fault::Version,
                 _ => Fault::Malformed,
@@ -55,7 +58,7 @@ impl<P: Port> Engine<P> {
             return;
         };
         let mut frame = Some(frame);
-        self.take_lm(&mut frame, Some(start), addressing, &packet, now_ns);
+        self.take_lm(&mut frame, Some(start), from, &packet, now_ns);
         self.small.looked_at(frame);
     }
 
@@ -146,13 +149,7 @@ impl<P: Port> Engine<P> {
             self.reject(Fault::Malformed, from);
             return true;
         };
-        // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
-        // it, and until then answers go through the socket.
-        let Some(addressing) = self.addressing_of_sender(from) else {
-            self.counters.drops.no_neighbour += 1;
-            return true;
-        };
-        self.take_lm(frame, None, addressing, &packet, now_ns);
+        self.take_lm(frame, None, from, &packet, now_ns);
         true
     }
 
@@ -162,19 +159,13 @@ impl<P: Port> Engine<P> {
         &mut self,
         frame: &mut Option<Frame>,
         start: Option<u64>,
-        addressing: Addressing,
+        from: SocketAddrV4,
         packet: &LmPacket<'_>,
         now_ns: u64,
     ) {
         let payload = packet.payload;
-        let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         let ip = from.ip();
-        if ip.is_unspecified()
-            || ip.is_broadcast()
-            || ip.is_multicast()
-            || from.port() == 0
-            || addressing.dst_mac.0[0] & 1 != 0
-        {
+        if ip.is_unspecified() || ip.is_broadcast() || ip.is_multicast() || from.port() == 0 {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
             self.reject(Fault::Malformed, from);
@@ -199,13 +190,7 @@ impl<P: Port> Engine<P> {
                 }
                 let address = self.memory.address_of(payload);
                 let len = payload.len() as u64;
-                self.take_eager(
-                    frame,
-                    addressing,
-                    (sender_id, number, tag),
-                    (address, len),
-                    now_ns,
-                );
+                self.take_eager(frame, from, (sender_id, number, tag), (address, len), now_ns);
             }
             LmHeader::EagerAck {
                 sender_id,
@@ -260,7 +245,7 @@ impl<P: Port> Engine<P> {
                 kind: kind @ (KIND_REQUEST..=KIND_ENDED | KIND_CHALLENGE | KIND_PROOF),
             } => match ControlMessage::parse_body(kind, payload) {
                 Ok(ControlMessage::Proof(proof)) => {
-                    self.take_proof(from, &proof, Some(&addressing), now_ns);
+                    self.take_proof(Socket::Data, from, &proof, now_ns);
                 }
                 Ok(message) => self.take_admission(Socket::Data, from, request_id, &message, now_ns),
                 Err(_) => self.reject(Fault::Malformed, from),

@@ -17,6 +17,8 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, Ro
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use lm_cards::{Interface, InterfaceError, netlink};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
 /// How long a host may take to answer ARP: long enough for the kernel's second request, a second after the first
 /// (`net.ipv4.neigh.*.retrans_time_ms`).
@@ -24,6 +26,9 @@ pub const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(1300);
 
 /// Port of the datagram that makes the kernel resolve a neighbour: *discard*.
 const DISCARD_PORT: u16 = 9;
+const NUDGE: &str = "datagram that resolves the neighbour";
+/// What such datagrams may take of the kernel's memory: some forty that wait for ARP.
+const NUDGES_BYTES: usize = 16 << 10;
 
 /// How packets reach a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +60,8 @@ pub fn resolve(destination: Ipv4Addr, interface: Option<u32>) -> Result<NextHop,
     }
     // Asked without an interface first: bound to one, the kernel takes any address, even an own one of another
     // interface, for a host on that link (`ip_route_output_key_hash_rcu` of net/ipv4/route.c).
-    let mut route = lookup(destination, None);
+    let netlink = open_netlink()?;
+    let mut route = lookup(&netlink, destination, None);
     if let Ok(Route {
         kind: RouteType::Local,
         ..
@@ -66,7 +72,7 @@ pub fn resolve(destination: Ipv4Addr, interface: Option<u32>) -> Result<NextHop,
     if let Some(index) = interface
         && !route.as_ref().is_ok_and(|route| route.interface_index == index)
     {
-        route = lookup(destination, Some(index));
+        route = lookup(&netlink, destination, Some(index));
         // The kernel says "unreachable" of an interface that is down.
         if let Err(RouteError::NoRoute { .. }) = route
             && !Interface::by_index(index).is_ok_and(|found| found.up)
@@ -83,7 +89,7 @@ pub fn resolve(destination: Ipv4Addr, interface: Option<u32>) -> Result<NextHop,
         }
         _ => return Err(RouteError::NoRoute { destination }),
     }
-    let mac = neighbour(destination, &route)?;
+    let mac = neighbour(&netlink, destination, &route)?;
     Ok(NextHop {
         interface_index: route.interface_index,
         source: route.source,
@@ -92,18 +98,52 @@ pub fn resolve(destination: Ipv4Addr, interface: Option<u32>) -> Result<NextHop,
     })
 }
 
-/// The Ethernet address of the next hop towards `destination` through an interface, if the kernel has it now. If not, it
-/// is made to ask; try again some milliseconds later. Does not block.
-pub fn known(destination: Ipv4Addr, interface: u32) -> Option<[u8; 6]> {
-    let route = lookup(destination, Some(interface)).ok()?;
-    let hop = route.gateway.unwrap_or(destination);
-    match known_neighbour(hop, route.interface_index) {
-        Ok(Some((mac, _))) => Some(mac),
-        _ => {
+/// The kernel's table of neighbours, asked again and again. Both sockets see the network namespace of the thread that opened them.
+#[derive(Debug)]
+pub struct Neighbours {
+    interface: u32,
+    netlink: Socket,
+    /// Has the kernel ask for neighbours. What waits for an answer is bounded by its allowance: that of no other socket is used up by
+    /// addresses that nobody has.
+    nudge: UdpSocket,
+}
+
+impl Neighbours {
+    /// Those behind an interface.
+    ///
+    /// # Errors
+    ///
+    /// [`RouteError::System`].
+    pub fn open(interface: u32) -> Result<Neighbours, RouteError> {
+        let nudge = nudge_socket(Ipv4Addr::UNSPECIFIED, interface)?;
+        let bounded = nudge.set_nonblocking(true);
+        bounded
+            .and_then(|()| Ok(set_socket_send_buffer_size(&nudge, NUDGES_BYTES)?))
+            .map_err(|source| failed(NUDGE, source))?;
+        Ok(Neighbours {
+            interface,
+            netlink: open_netlink()?,
+            nudge,
+        })
+    }
+
+    /// The Ethernet address of the next hop towards `destination`, if the kernel has it now. If not, or if it has not heard of it for
+    /// long, the kernel is made to ask; try again some milliseconds later. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`RouteError`]; after [`RouteError::System`] these sockets are of no more use.
+    pub fn known(&self, destination: Ipv4Addr) -> Result<Option<[u8; 6]>, RouteError> {
+        let route = lookup(&self.netlink, destination, Some(self.interface))?;
+        let hop = route.gateway.unwrap_or(destination);
+        let (state, mac) = known_neighbour(&self.netlink, hop, route.interface_index)?;
+        if let NeighbourState::None | NeighbourState::Failed | NeighbourState::Stale = state {
             // What cannot be asked now is asked by the next try.
-            let _ = nudge(destination, &route);
-            None
+            let _ = self
+                .nudge
+                .send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));
         }
+        Ok(mac)
     }
 }
 
@@ -114,7 +154,7 @@ struct Route {
     gateway: Option<Ipv4Addr>,
 }
 
-fn lookup(destination: Ipv4Addr, interface: Option<u32>) -> Result<Route, RouteError> {
+fn lookup(netlink: &Socket, destination: Ipv4Addr, interface: Option<u32>) -> Result<Route, RouteError> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
     request.header.destination_prefix_length = 32;
@@ -124,16 +164,13 @@ fn lookup(destination: Ipv4Addr, interface: Option<u32>) -> Result<Route, RouteE
     if let Some(index) = interface {
         request.attributes.push(RouteAttribute::Oif(index));
     }
-    let answer = netlink::one(&RouteNetlinkMessage::GetRoute(request)).map_err(|source| {
+    let answer = netlink::one_by(netlink, &RouteNetlinkMessage::GetRoute(request)).map_err(|source| {
         match source.raw_os_error() {
             Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => {
                 RouteError::NoRoute { destination }
             }
             Some(libc::ENETDOWN | libc::ENODEV) => RouteError::Down { destination },
-            _ => RouteError::System {
-                call: "route (RTM_GETROUTE)",
-                source,
-            },
+            _ => failed("route (RTM_GETROUTE)", source),
         }
     })?;
     let RouteNetlinkMessage::NewRoute(answer) = answer else {
@@ -158,21 +195,26 @@ fn lookup(destination: Ipv4Addr, interface: Option<u32>) -> Result<Route, RouteE
 }
 
 /// MAC address of the next hop, resolved if need be.
-fn neighbour(destination: Ipv4Addr, route: &Route) -> Result<[u8; 6], RouteError> {
+fn neighbour(netlink: &Socket, destination: Ipv4Addr, route: &Route) -> Result<[u8; 6], RouteError> {
     let next = route.gateway.unwrap_or(destination);
-    let known = known_neighbour(next, route.interface_index)?;
-    if let Some((mac, NeighbourState::Permanent | NeighbourState::Noarp | NeighbourState::Reachable)) = known
-    {
+    let (state, known) = known_neighbour(netlink, next, route.interface_index)?;
+    let is_sure = matches!(
+        state,
+        NeighbourState::Permanent | NeighbourState::Noarp | NeighbourState::Reachable
+    );
+    if let Some(mac) = known.filter(|_| is_sure) {
         return Ok(mac);
     }
-    nudge(destination, route)?;
-    if let Some((mac, _)) = known {
+    let nudge = nudge_socket(route.source, route.interface_index)?;
+    // A refusal by a firewall changes nothing: the neighbour may be known all the same.
+    let _ = nudge.send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));
+    if let Some(mac) = known {
         return Ok(mac);
     }
     let deadline = Instant::now() + NEIGHBOUR_PATIENCE;
     let mut pause = Duration::from_millis(1);
     loop {
-        if let Some((mac, _)) = known_neighbour(next, route.interface_index)? {
+        if let (_, Some(mac)) = known_neighbour(netlink, next, route.interface_index)? {
             return Ok(mac);
         }
         if Instant::now() >= deadline {
@@ -188,47 +230,42 @@ fn neighbour(destination: Ipv4Addr, route: &Route) -> Result<[u8; 6], RouteError
     }
 }
 
-/// The neighbour's MAC address and state, if the kernel has a usable entry.
-fn known_neighbour(ip: Ipv4Addr, interface: u32) -> Result<Option<([u8; 6], NeighbourState)>, RouteError> {
+/// The state of the kernel's entry for a neighbour, and the MAC address where it is usable.
+fn known_neighbour(
+    netlink: &Socket,
+    ip: Ipv4Addr,
+    interface: u32,
+) -> Result<(NeighbourState, Option<[u8; 6]>), RouteError> {
     let mut request = NeighbourMessage::default();
     request.header.family = AddressFamily::Inet;
     request.header.ifindex = interface;
     request
         .attributes
         .push(NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)));
-    let answer = match netlink::one(&RouteNetlinkMessage::GetNeighbour(request)) {
+    let answer = match netlink::one_by(netlink, &RouteNetlinkMessage::GetNeighbour(request)) {
         Ok(RouteNetlinkMessage::NewNeighbour(answer)) => answer,
-        Ok(_) => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-        Err(source) => {
-            return Err(RouteError::System {
-                call: "neighbour (RTM_GETNEIGH)",
-                source,
-            });
-        }
+        Ok(_) => return Ok((NeighbourState::None, None)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok((NeighbourState::None, None)),
+        Err(source) => return Err(failed("neighbour (RTM_GETNEIGH)", source)),
     };
     let state = answer.header.state;
     if matches!(
         state,
         NeighbourState::None | NeighbourState::Incomplete | NeighbourState::Failed
     ) {
-        return Ok(None);
+        return Ok((state, None));
     }
     let mac = answer.attributes.iter().find_map(|attribute| match attribute {
         NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok(),
         _ => None,
     });
-    Ok(mac.map(|mac| (mac, state)))
+    Ok((state, mac))
 }
 
-/// Makes the kernel resolve or confirm the next hop.
-fn nudge(destination: Ipv4Addr, route: &Route) -> Result<(), RouteError> {
-    let failed = |source| RouteError::System {
-        call: "datagram that resolves the neighbour",
-        source,
-    };
-    let socket = UdpSocket::bind(SocketAddrV4::new(route.source, 0)).map_err(failed)?;
-    let index = route.interface_index as libc::c_int;
+/// A socket whose datagrams make the kernel resolve or confirm next hops behind an interface.
+fn nudge_socket(source: Ipv4Addr, interface: u32) -> Result<UdpSocket, RouteError> {
+    let socket = UdpSocket::bind(SocketAddrV4::new(source, 0)).map_err(|source| failed(NUDGE, source))?;
+    let index = interface as libc::c_int;
     // SAFETY: the value is a live c_int of the length given.
     let bound = unsafe {
         libc::setsockopt(
@@ -239,12 +276,18 @@ fn nudge(destination: Ipv4Addr, route: &Route) -> Result<(), RouteError> {
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };
-    if bound != 0 {
-        return Err(failed(io::Error::last_os_error()));
+    match bound {
+        0 => Ok(socket),
+        _ => Err(failed(NUDGE, io::Error::last_os_error())),
     }
-    // A refusal by a firewall changes nothing: the neighbour may be known all the same.
-    let _ = socket.send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));
-    Ok(())
+}
+
+fn open_netlink() -> Result<Socket, RouteError> {
+    netlink::open(NETLINK_ROUTE).map_err(|source| failed("socket of rtnetlink", source))
+}
+
+fn failed(call: &'static str, source: io::Error) -> RouteError {
+    RouteError::System { call, source }
 }
 
 /// Interfaces of the default routes, best first.

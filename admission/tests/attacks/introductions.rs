@@ -332,7 +332,11 @@ pub(crate) fn who_is_not_allowed_is_heard_by_no_way(form: Form) {
                 bed.program(At::Honest, allowed);
             })
         });
-        was_attacked(&counters, sent);
+        // Some came before there was a receiver.
+        assert!(
+            sent > 100 && counters.challenged > 100,
+            "{sent} forged: {counters:?}"
+        );
         assert_eq!(received, 2);
         // A daemon refuses sessions before its program hears of them.
         let refused = if form == Form::Embedded { 3 } else { 1 };

@@ -39,8 +39,17 @@ pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage
 ///
 /// What the kernel answers, or the socket; `NotFound` where it answers nothing.
 pub fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    one_by(&open(NETLINK_ROUTE)?, request)
+}
+
+/// The one object asked for, by a socket that is there.
+///
+/// # Errors
+///
+/// Those of [`one`].
+pub fn one_by(socket: &Socket, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     let mut result = Vec::new();
-    ask(&open(NETLINK_ROUTE)?, request, 0, &mut result)?;
+    ask(socket, request, 0, &mut result)?;
     result
         .pop()
         .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))

@@ -5,12 +5,15 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::memory::Umem;
 use crate::port::{Datagrams, Socket, SocketEvent};
+use crate::route::{Neighbours, RouteError};
 use crate::udp::UdpPair;
 
 /// The kernel's sockets and its table of neighbours.
 pub(super) struct Side {
     pub(super) udp: UdpPair,
     pub(super) interface_index: u32,
+    /// Opened when one is asked for.
+    pub(super) neighbours: Option<Neighbours>,
 }
 
 impl Datagrams for Side {
@@ -43,7 +46,13 @@ impl Datagrams for Side {
     }
 
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
-        crate::route::known(ip, self.interface_index)
+        let opened = || Neighbours::open(self.interface_index).ok();
+        let neighbours = self.neighbours.take().or_else(opened)?;
+        let known = neighbours.known(ip);
+        if !matches!(known, Err(RouteError::System { .. })) {
+            self.neighbours = Some(neighbours);
+        }
+        known.ok().flatten()
     }
 
     fn next_hop(&mut self, ip: Ipv4Addr) -> Result<[u8; 6], Box<dyn std::error::Error + Send + Sync>> {

@@ -3,7 +3,6 @@
 use std::net::SocketAddrV4;
 
 use lm_protocol::serial;
-use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{EagerAcknowledgement, LmHeader};
 
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
@@ -22,13 +21,12 @@ impl<P: Port> Engine<P> {
     pub(super) fn take_eager(
         &mut self,
         frame: &mut Option<Frame>,
-        addressing: Addressing,
+        from: SocketAddrV4,
         (sender_id, number, tag): (u64, u32, u64),
         (address, len): (u64, u64),
         now_ns: u64,
     ) {
-        let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
-        if !self.hears(from, sender_id, &Back::Packet(&addressing), now_ns) {
+        if !self.hears(from, sender_id, &Back::Packet, now_ns) {
             return;
         }
         let index = self.peers.find(from).expect("who is heard is a peer");

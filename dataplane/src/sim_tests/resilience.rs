@@ -364,7 +364,12 @@ fn impossible_senders_get_no_answer() {
         queues.map(|queue| queue.packets).sum::<u64>()
     };
     let (before, known) = (sent(&bed), bed.hosts[1].peers.len());
-    let real = addressing(Ipv4Addr::new(10, 9, 0, 77), PORT);
+    // An address of a host on the link, whose MAC address the packet does not have.
+    let real = Addressing {
+        src_port: PORT + 8,
+        ..addressing(IPS[0], PORT)
+    };
+    let nowhere = addressing(Ipv4Addr::new(10, 9, 0, 77), PORT);
     let forged = [
         Addressing {
             src_ip: Ipv4Addr::BROADCAST,
@@ -394,6 +399,11 @@ fn impossible_senders_get_no_answer() {
     bed.pass(Duration::from_millis(5));
     assert_eq!((sent(&bed), bed.hosts[1].peers.len()), (before + 1, known));
     assert_eq!(bed.hosts[1].counters.challenged, 1);
+    // No neighbour has this one: there is no way to it but back to where its packet came from.
+    bed.wire.inject(1, 0, &eager(&nowhere, 9, 0));
+    bed.pass(Duration::from_millis(5));
+    assert_eq!((sent(&bed), bed.hosts[1].peers.len()), (before + 1, known));
+    assert_eq!(bed.hosts[1].counters.challenged, 2);
 }
 
 /// Sessions and messages outlive it at either end, also where the driver gave its entries back and takes them in another order.
