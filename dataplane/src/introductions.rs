@@ -9,16 +9,18 @@ use lm_protocol::time::Time;
 
 use crate::entropy::Entropy;
 
-/// Challenges sent in a millisecond at most: a flood of forged addresses costs no more, and makes no more of us.
-const CHALLENGES_PER_MS: u32 = 32;
+/// Challenges sent in a millisecond on the average: a flood of forged addresses costs no more, and makes no more of us.
+const CHALLENGES_PER_MS: u64 = 32;
+/// And at once, after a pause: what came meanwhile from honest senders is among what came from others.
+const CHALLENGES_AT_ONCE: u64 = 16 * CHALLENGES_PER_MS;
 
 /// What an endpoint needs to challenge.
 #[derive(Debug)]
 pub(crate) struct Introductions {
     cookies: Cookies,
-    /// The millisecond that `sent` is of.
-    since_ms: u64,
-    sent: u32,
+    /// Challenges that may be sent, and the millisecond in which that was counted.
+    spare: u64,
+    counted_ms: u64,
     /// To those that are not challenged.
     pub(crate) answers: Answers,
     allow: Vec<(Ipv4Addr, u8)>,
@@ -32,8 +34,8 @@ impl Introductions {
         secret[8..].copy_from_slice(&entropy.draw().to_ne_bytes());
         Introductions {
             cookies: Cookies::new(&secret),
-            since_ms: 0,
-            sent: 0,
+            spare: CHALLENGES_AT_ONCE,
+            counted_ms: 0,
             answers: Answers::default(),
             allow,
         }
@@ -56,11 +58,13 @@ impl Introductions {
     /// Whether one more challenge may be sent now.
     pub(crate) fn may_challenge(&mut self, now_ns: u64) -> bool {
         let ms = now_ns / 1_000_000;
-        if self.since_ms != ms {
-            (self.since_ms, self.sent) = (ms, 0);
-        }
-        self.sent += 1;
-        self.sent <= CHALLENGES_PER_MS
+        let since_ms = ms.saturating_sub(self.counted_ms);
+        self.counted_ms = ms;
+        let more = since_ms.saturating_mul(CHALLENGES_PER_MS);
+        self.spare = self.spare.saturating_add(more).min(CHALLENGES_AT_ONCE);
+        let may = self.spare > 0;
+        self.spare -= u64::from(may);
+        may
     }
 
     /// What the incarnation `sender_id` at an address has to give back; `known` as another one.
