@@ -45,7 +45,7 @@ fn places_fragments_by_offset() {
                 vlan: Some(1),
                 ..fragment(10, 1480, true, 1480)
             },
-            PassHeader,
+            PassForeign,
         );
         // The first fragment shows its ports: another datagram between the same hosts is not ours.
         let first = fragment(10, 0, true, 1480);

@@ -5,6 +5,8 @@ use std::net::Ipv4Addr;
 /// The ports and addresses of the tests.
 pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+/// The interface's.
+pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 pub(crate) const PEER_PORT: u16 = 40000;
 pub(crate) const DATA_PORT: u16 = 7168;
 pub(crate) const CONTROL_PORT: u16 = 7169;
@@ -20,6 +22,7 @@ pub(crate) const CONTROL: u8 = 15;
 /// Fields of a frame. `None` in a length: what is right.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
+    pub(crate) mac: [u8; 6],
     pub(crate) ethernet_type: u16,
     pub(crate) vlan: Option<u16>,
     pub(crate) version_words: u8,
@@ -48,6 +51,7 @@ impl Packet {
     /// A packet of some LM type with legal lengths.
     pub(crate) fn lm(kind: u8, payload_len: usize) -> Packet {
         Packet {
+            mac: MAC,
             ethernet_type: 0x0800,
             vlan: None,
             version_words: 0x45,
@@ -100,7 +104,7 @@ impl Packet {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let lm_len = if self.has_lm { 24 } else { 0 } + self.payload_len;
         let udp_len = if self.has_udp { 8 } else { 0 } + lm_len;
-        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
+        let mut frame = [self.mac, [2, 0, 0, 0, 0, 1]].concat();
         if let Some(tag) = self.vlan {
             frame.extend(0x8100u16.to_be_bytes());
             frame.extend(tag.to_be_bytes());

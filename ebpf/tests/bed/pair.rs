@@ -59,7 +59,7 @@ impl Pair {
     pub(crate) fn new(local_ip: Option<std::net::Ipv4Addr>) -> Pair {
         let queues = "numrxqueues 4 numtxqueues 4";
         ip(&format!(
-            "link add veth0 {queues} type veth peer name veth1 {queues}"
+            "link add veth0 address 02:00:00:00:00:02 {queues} type veth peer name veth1 {queues}"
         ));
         ip("link set veth0 up");
         let ifindex = ifindex("veth0");

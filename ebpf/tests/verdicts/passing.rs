@@ -27,6 +27,32 @@ fn what_is_not_ours_passes() {
                 vlan: Some(1),
                 ..legal()
             },
+            // A VLAN's traffic is its own device's.
+            Packet {
+                vlan: Some(1),
+                ..legal()
+            },
+            Packet {
+                vlan: Some(0),
+                ..Packet::lm(EAGER, 0)
+            },
+            // Nor is it ours what the link shows to every host, or to a promiscuous one.
+            Packet {
+                mac: [0xff; 6],
+                ..legal()
+            },
+            Packet {
+                mac: [2, 0, 0, 0, 1, 2],
+                ..Packet::lm(EAGER, 0)
+            },
+            Packet {
+                mac: [2, 0, 0, 0, 0, 3],
+                ..Packet::lm(CONTROL, 0)
+            },
+            Packet {
+                mac: [3, 0, 0, 0, 0, 2],
+                ..Packet::ip_fragment(10, 0, true, 1480)
+            },
             Packet {
                 version_words: 0x65,
                 ..legal()
@@ -60,7 +86,7 @@ fn what_is_not_ours_passes() {
                 vlan: Some(7),
                 ..control
             },
-            PassControl,
+            PassForeign,
         );
         expect(
             &mut pair,
@@ -113,10 +139,9 @@ fn every_truncation_passes() {
         pair.open(&lm_session(), 1, 100);
         for vlan in [None, Some(5)] {
             let whole = Packet { vlan, ..legal() }.bytes();
-            let network = if vlan.is_some() { 18 } else { 14 };
             // The kernel runs the program on frames from 14 bytes on.
             for len in 14..whole.len() {
-                let verdict = if len < network + 20 {
+                let verdict = if vlan.is_some() || len < 14 + 20 {
                     PassForeign
                 } else {
                     PassMalformed
@@ -240,7 +265,7 @@ fn versions_and_types() {
                     vlan: Some(9),
                     ..Packet::lm(kind, 0)
                 },
-                RedirectGeneral,
+                PassForeign,
             );
             expect(&mut pair, LANDING, &Packet::lm(kind, 10), PassOneCopy);
         }
