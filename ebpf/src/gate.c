@@ -48,11 +48,8 @@ static __u64 (*bpf_xdp_get_buff_len)(struct xdp_md *md) = (void *)188;
 
 /* Wire formats. Natural alignment holds from the IPv4 header on, because Ethernet is 14 bytes and drivers align for it. */
 struct ethernet {
-	__u8 destination[6], source[6];
+	__u16 destination[3], source[3];
 	__u16 type;
-};
-struct vlan {
-	__u16 tag, type;
 };
 struct ipv4 {
 	__u8 version_words, service;
@@ -70,7 +67,7 @@ struct data_header {
 	__u32 key[2]; /* two halves: the header starts at byte 42, where 8-byte loads are not aligned */
 	__u32 message, index, count;
 };
-enum { ETHERNET_IPV4 = 0x0800, ETHERNET_VLAN = 0x8100, IP_UDP = 17, IP_MORE = 0x2000, IP_OFFSET = 0x1fff };
+enum { ETHERNET_IPV4 = 0x0800, IP_UDP = 17, IP_MORE = 0x2000, IP_OFFSET = 0x1fff };
 enum { LM_VERSION = 2, LM_DATA = 1, LM_EAGER = 2, LM_REALTIME = 8, LM_LAST_SMALL = 13, LM_CONTROL = 15 };
 
 const volatile struct lm_config lm_config = {};
@@ -128,14 +125,13 @@ struct {
 } lm_ports SEC(".maps");
 
 /*
- * The parts of a packet that every judgement needs: link_len + ip_len is at most frame_len. Lengths are numbers, not differences
+ * The parts of a packet that every judgement needs: Ethernet and ip_len are at most frame_len. Lengths are numbers, not differences
  * of pointers, and no variable is added to a packet pointer: the verifier grants both only to holders of CAP_PERFMON.
  */
 struct packet {
 	const struct ipv4 *ip;
 	const void *end;
 	__u32 frame_len; /* all of it */
-	__u32 link_len;	 /* Ethernet and VLAN tag */
 	__u32 ip_len;	 /* the IPv4 packet with its header */
 };
 
@@ -204,7 +200,7 @@ INLINE int is_after_last(const struct lm_session *session, const struct fragment
 INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_session *session, struct lm_log *log,
 			     const struct packet *packet, const struct fragment *fragment)
 {
-	__u32 padding_len = packet->frame_len - packet->link_len - packet->ip_len;
+	__u32 padding_len = packet->frame_len - sizeof(struct ethernet) - packet->ip_len;
 	__u64 position = channel->accepted;
 	struct lm_log_entry *entry = &log->entries[position & (LM_LOG_ENTRIES - 1)];
 	__u32 capacity;
@@ -275,7 +271,7 @@ INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struc
 	if (packet->ip->source != session->peer_ip || packet->ip->destination != session->local_ip ||
 	    udp->source != session->peer_port)
 		return LM_PASS_PEER;
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) + sizeof(*lm) != session->header_len)
+	if (sizeof(struct ethernet) + sizeof(struct ipv4) + sizeof(*udp) + sizeof(*lm) != session->header_len)
 		return LM_PASS_HEADER;
 	if (fragment.index >= count)
 		return LM_PASS_INDEX;
@@ -314,7 +310,7 @@ static __attribute__((noinline)) enum lm_verdict judge_fragment(__u32 queue, str
 		if (source_port != session->peer_port || destination_port != channel->data_port)
 			goto unclaimed;
 	}
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) != session->header_len)
+	if (sizeof(struct ethernet) + sizeof(struct ipv4) + sizeof(*udp) != session->header_len)
 		return LM_PASS_HEADER;
 	full_len = session->payload_len;
 	if (full_len == 0 || offset % full_len != 0)
@@ -356,28 +352,21 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	/* First: no pointer into the packet has to be kept across this call. */
 	__u32 frame_len = bpf_xdp_get_buff_len(md);
 	const void *data = (const void *)(long)md->data, *end = (const void *)(long)md->data_end;
-	struct packet packet = { .end = end, .frame_len = frame_len, .link_len = sizeof(struct ethernet) };
+	struct packet packet = { .end = end, .frame_len = frame_len };
 	const struct ethernet *ethernet = data;
 	const struct data_header *lm;
 	const struct ipv4 *ip;
 	const struct udp *udp;
-	__u16 protocol;
 	__u32 udp_len, type;
 
 	if ((const void *)(ethernet + 1) > end)
 		return LM_PASS_FOREIGN;
+	/* A VLAN's traffic is its own device's; what is for another host, or for many, is only seen here. */
+	if ((ethernet->destination[0] ^ channel->mac[0]) | (ethernet->destination[1] ^ channel->mac[1]) |
+	    (ethernet->destination[2] ^ channel->mac[2]))
+		return LM_PASS_FOREIGN;
 	packet.ip = (const void *)(ethernet + 1);
-	protocol = ethernet->type;
-	if (protocol == be16(ETHERNET_VLAN)) {
-		const struct vlan *vlan = (const void *)(ethernet + 1);
-
-		if ((const void *)(vlan + 1) > end)
-			return LM_PASS_FOREIGN;
-		packet.ip = (const void *)(vlan + 1);
-		packet.link_len += sizeof(*vlan);
-		protocol = vlan->type;
-	}
-	if (protocol != be16(ETHERNET_IPV4) || (const void *)(packet.ip + 1) > end ||
+	if (ethernet->type != be16(ETHERNET_IPV4) || (const void *)(packet.ip + 1) > end ||
 	    packet.ip->version_words >> 4 != 4 || packet.ip->protocol != IP_UDP)
 		return LM_PASS_FOREIGN;
 	if (lm_config.local_ip && packet.ip->destination != lm_config.local_ip)
@@ -385,7 +374,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip->version_words != 0x45)
 		return LM_PASS_OPTIONS;
 	packet.ip_len = be16(packet.ip->total_len);
-	if (packet.ip_len < sizeof(struct ipv4) || packet.link_len + packet.ip_len > packet.frame_len)
+	if (packet.ip_len < sizeof(struct ipv4) || sizeof(struct ethernet) + packet.ip_len > packet.frame_len)
 		return LM_PASS_MALFORMED;
 	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
 		return judge_fragment(queue, channel, log, &packet);

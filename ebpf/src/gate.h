@@ -35,7 +35,7 @@ enum lm_limit {
 enum lm_verdict {
 	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK; zero-copy: anything */
 	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING, MANIFEST: to the general queue's XSK */
-	LM_PASS_FOREIGN,     /* not IPv4, not UDP, not our address or not our ports */
+	LM_PASS_FOREIGN,     /* not IPv4, not UDP, a VLAN's, not our addresses or not our ports */
 	LM_PASS_CONTROL,     /* to the control port */
 	LM_PASS_ELSEWHERE,   /* to the data port of a program on another queue, whose log counts it */
 	LM_PASS_ONE_COPY,    /* a small LM packet on a queue that is not general, or has no XSK */
@@ -47,7 +47,7 @@ enum lm_verdict {
 	LM_PASS_NO_SESSION,  /* DATA, but no open lm session on this queue */
 	LM_PASS_KEY,	     /* another session's key */
 	LM_PASS_PEER,	     /* the right key from or to another address or port */
-	LM_PASS_HEADER,	     /* header length differs from the session's, as when a VLAN tag comes or goes */
+	LM_PASS_HEADER,	     /* header length differs from the session's, which wants a VLAN tag */
 	LM_PASS_INDEX,	     /* index not below count; ipfrag: offset not a multiple of the fragment length */
 	LM_PASS_LENGTH,	     /* payload or frame length not what the fragment's place demands */
 	LM_PASS_LIMIT,	     /* beyond the highest announced message */
@@ -102,7 +102,9 @@ struct lm_channel {
 	__u32 zero; /* 0: a number that the verifier does not know */
 	__u64 accepted; /* packets redirected by a role that counts since the gate was loaded; written by the gate */
 	__u16 data_port; /* UDP port of fragments and small LM packets on this queue; written by user space */
-	__u8 reserved[46];
+	__u16 reserved0;
+	__u16 mac[3]; /* the interface's address: what is for another one passes; written by user space */
+	__u8 reserved[38];
 	/* Counts for a queue that has no log. */
 	struct lm_counters counters;
 };

@@ -217,6 +217,7 @@ impl Gate {
         if !config.several_programs {
             (0..=STRAY_ROW).for_each(|row| gate.store_port(row, config.data_port));
         }
+        gate.store_mac(sys::interface(ifindex)?.mac);
         Ok(gate)
     }
 
@@ -315,6 +316,17 @@ impl Gate {
         let at = channel_offset(row) + offset_of!(ChannelRow, data_port);
         // Relaxed: one number, which guards nothing.
         (self.channels).store_u32(at, u32::from_ne_bytes([high, low, 0, 0]), Ordering::Relaxed);
+    }
+
+    /// Says what the interface's address is. One that it gets later is the kernel's alone, until the gate is attached or taken over anew.
+    fn store_mac(&self, [a, b, c, d, e, f]: [u8; 6]) {
+        for row in 0..=STRAY_ROW {
+            let at = channel_offset(row) + offset_of!(ChannelRow, mac);
+            for (at, part) in [(at, [a, b, c, d]), (at + 4, [e, f, 0, 0])] {
+                // Relaxed: until both are there packets pass.
+                (self.channels).store_u32(at, u32::from_ne_bytes(part), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Tells the gate in whose log a port's packets are counted that come elsewhere.

@@ -62,7 +62,11 @@ pub struct ChannelRow {
     /// UDP port of fragments and small LM packets on this queue.
     pub data_port: u16,
     /// Zero.
-    pub reserved: [u8; 46],
+    pub reserved0: u16,
+    /// The interface's address: what is for another one passes.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 38],
     /// Counts while the queue has no log.
     pub counters: CounterRow,
 }

@@ -15,7 +15,6 @@ use crate::role::Role;
 use crate::verdict::{Counters, Verdict};
 
 const ETHERNET_LEN: usize = 14;
-const VLAN_LEN: usize = 4;
 const IPV4_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 const LM_LEN: usize = 24;
@@ -84,6 +83,7 @@ struct Open {
 /// A gate without a kernel.
 #[derive(Debug)]
 pub struct ModelGate {
+    mac: Option<[u8; 6]>,
     local_ip: Option<Ipv4Addr>,
     control_port: u16,
     several_programs: bool,
@@ -93,7 +93,6 @@ pub struct ModelGate {
 
 /// The datagram or fragment inside a frame, as far as IPv4 describes it.
 struct Packet<'a> {
-    link_len: usize,
     frame_len: usize,
     /// The IPv4 packet, cut to its total length.
     ip: &'a [u8],
@@ -109,7 +108,7 @@ impl Packet<'_> {
     }
 
     fn padding_len(&self) -> usize {
-        self.frame_len - self.link_len - self.ip.len()
+        self.frame_len - ETHERNET_LEN - self.ip.len()
     }
 }
 
@@ -121,6 +120,7 @@ impl ModelGate {
             ..Channel::default()
         };
         ModelGate {
+            mac: None,
             local_ip,
             control_port,
             several_programs: false,
@@ -145,6 +145,11 @@ impl ModelGate {
     pub fn set_data_port(&mut self, queue: u32, data_port: u16) {
         assert!(queue < QUEUES, "queue {queue}");
         self.channel(queue).data_port = data_port;
+    }
+
+    /// The interface's address: packets for another one pass. Without, any is right.
+    pub fn set_mac(&mut self, mac: [u8; 6]) {
+        self.mac = Some(mac);
     }
 
     /// What CLOCK_MONOTONIC says.
@@ -264,13 +269,9 @@ impl ModelGate {
         if frame.len() < ETHERNET_LEN {
             return Verdict::PassForeign;
         }
-        let (link_len, protocol) = match be16(frame, 12) {
-            0x8100 if frame.len() < ETHERNET_LEN + VLAN_LEN => return Verdict::PassForeign,
-            0x8100 => (ETHERNET_LEN + VLAN_LEN, be16(frame, 16)),
-            other => (ETHERNET_LEN, other),
-        };
-        let rest = &frame[link_len..];
-        if protocol != 0x0800 || rest.len() < IPV4_LEN || rest[0] >> 4 != 4 || rest[9] != 17 {
+        let is_ours = self.mac.is_none_or(|mac| frame[..6] == mac) && be16(frame, 12) == 0x0800;
+        let rest = &frame[ETHERNET_LEN..];
+        if !is_ours || rest.len() < IPV4_LEN || rest[0] >> 4 != 4 || rest[9] != 17 {
             return Verdict::PassForeign;
         }
         if self.local_ip.is_some_and(|ip| ip.octets() != rest[16..20]) {
@@ -284,7 +285,6 @@ impl ModelGate {
             return Verdict::PassMalformed;
         }
         let packet = Packet {
-            link_len,
             frame_len: frame.len(),
             ip: &rest[..ip_len],
         };
@@ -377,7 +377,7 @@ impl ModelGate {
         {
             return Verdict::PassPeer;
         }
-        if packet.link_len + IPV4_LEN + UDP_LEN + LM_LEN != usize::from(session.header_len) {
+        if ETHERNET_LEN + IPV4_LEN + UDP_LEN + LM_LEN != usize::from(session.header_len) {
             return Verdict::PassHeader;
         }
         let (message, index, count) = (be32(lm, 12), be32(lm, 16), be32(lm, 20));
@@ -411,7 +411,7 @@ impl ModelGate {
                 return Verdict::PassFragment;
             }
         }
-        if packet.link_len + IPV4_LEN + UDP_LEN != usize::from(session.header_len) {
+        if ETHERNET_LEN + IPV4_LEN + UDP_LEN != usize::from(session.header_len) {
             return Verdict::PassHeader;
         }
         let full_len = usize::from(session.payload_len);

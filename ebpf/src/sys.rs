@@ -225,10 +225,13 @@ pub(crate) fn update_map(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Resul
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
+    /// Its Ethernet address; zeros where it has none.
+    pub(crate) mac: [u8; 6],
     /// Id of the XDP program attached to it, by whomever.
     pub(crate) xdp_program_id: Option<u32>,
 }
 
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
@@ -319,6 +322,7 @@ fn parse_link(answer: &[u8]) -> io::Result<Interface> {
     let mut interface = Interface::default();
     for (kind, value) in Attributes(attributes) {
         match kind {
+            IFLA_ADDRESS => interface.mac = value.try_into().unwrap_or_default(),
             IFLA_IFNAME => {
                 let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
                 interface.name = String::from_utf8_lossy(&value[..end]).into_owned();
@@ -371,6 +375,7 @@ mod tests {
             interface(1).unwrap(),
             Interface {
                 name: "lo".to_owned(),
+                mac: [0; 6],
                 xdp_program_id: None
             }
         );
@@ -392,6 +397,7 @@ mod tests {
         answer.extend([12, 0, 43, 0x80, 8, 0, 6, 0, 7, 0, 0, 0]);
         let whole = Interface {
             name: "veth".to_owned(),
+            mac: [0; 6],
             xdp_program_id: Some(7),
         };
         assert_eq!(parse_link(&answer).unwrap(), whole);

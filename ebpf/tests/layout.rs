@@ -55,6 +55,8 @@ fn structures() {
             zero,
             accepted,
             data_port,
+            reserved0,
+            mac,
             reserved,
             counters
         })

@@ -54,7 +54,7 @@ fn config() -> GateConfig {
 fn veth() -> u32 {
     let queues = "numrxqueues 4 numtxqueues 4";
     ip(&format!(
-        "link add veth0 {queues} type veth peer name veth1 {queues}"
+        "link add veth0 address 02:00:00:00:00:02 {queues} type veth peer name veth1 {queues}"
     ));
     ip("link set veth0 up");
     ifindex("veth0")

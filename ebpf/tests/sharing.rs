@@ -4,7 +4,7 @@ mod bed;
 
 use std::os::fd::AsFd as _;
 
-use bed::packet::{CONTROL_PORT, DATA_PORT, EAGER, LOCAL, PEER_PORT, Packet};
+use bed::packet::{CONTROL_PORT, DATA_PORT, EAGER, LOCAL, MAC, PEER_PORT, Packet};
 use bed::pair::{GENERAL, LANDING, PLAIN, Pair, ipfrag_session, lm_session};
 use bed::{bare_xsk, ifindex, ip};
 use lm_ebpf::Verdict::*;
@@ -37,11 +37,9 @@ impl Shared {
         };
         let ifindex = ifindex("veth0");
         let gate = Gate::attach(ifindex, &config, AttachMode::Native).expect("native XDP on veth");
-        Shared {
-            gate,
-            model: ModelGate::for_several(Some(LOCAL), CONTROL_PORT),
-            ifindex,
-        }
+        let mut model = ModelGate::for_several(Some(LOCAL), CONTROL_PORT);
+        model.set_mac(MAC);
+        Shared { gate, model, ifindex }
     }
 
     fn give(&mut self, queue: u32, role: Role, data_port: u16) {

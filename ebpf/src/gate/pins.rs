@@ -168,7 +168,8 @@ impl Gate {
                 if path.exists() {
                     let link = sys::open_pin(&path)?;
                     return match sys::link_interface(link.as_fd())? == ifindex {
-                        true => Gate::open_pins(link, interface.name, config, mode, dir),
+                        true => Gate::open_pins(link, interface.name, config, mode, dir)
+                            .inspect(|gate| gate.store_mac(interface.mac)),
                         false => Err(AttachError::System(io::ErrorKind::NotFound.into())),
                     };
                 }

@@ -7,7 +7,7 @@ use lm_ebpf::{Gate, GateConfig, Log, Role, Verdict};
 use lm_protocol::geometry::Wire;
 use lm_protocol::landing::{ROWS, SessionAdmission};
 
-use super::packet::{CONTROL_PORT, DATA_PORT, KEY, LOCAL, PEER, PEER_PORT};
+use super::packet::{CONTROL_PORT, DATA_PORT, KEY, LOCAL, MAC, PEER, PEER_PORT};
 use super::{bare_xsk, ifindex, ip};
 
 pub(crate) const GENERAL: u32 = 0;
@@ -72,6 +72,7 @@ impl Pair {
         let mut gate =
             Gate::attach(ifindex, &config, lm_ebpf::AttachMode::Native).expect("native XDP on veth");
         let mut model = ModelGate::new(local_ip, DATA_PORT, CONTROL_PORT);
+        model.set_mac(MAC);
         let xsk = bare_xsk();
         for (queue, role) in [(GENERAL, Role::General), (LANDING, Role::Landing)] {
             gate.set_role(queue, role).expect("role");
