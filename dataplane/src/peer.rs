@@ -290,6 +290,23 @@ mod tests {
         assert_eq!(peers.find_or_add(address(9001), &addressing, 9999), Some(wanted));
     }
 
+    /// Whoever answers at one address does so at each of its ports.
+    #[test]
+    fn one_address_has_half_of_the_table() {
+        let mut peers = Peers::new();
+        let addressing = addressing();
+        let others = PEERS_MAX as u16 / 4;
+        for n in 0..others {
+            peers.find_or_add(address(n), &addressing, 0).unwrap();
+        }
+        for port in 1..20_000 {
+            let from = SocketAddrV4::new(*address(9000).ip(), port);
+            assert!(peers.find_or_add(from, &addressing, u64::from(port)).is_some());
+        }
+        assert_eq!(peers.len(), usize::from(others) + PEERS_MAX / 2);
+        assert!((0..others).all(|n| peers.find(address(n)).is_some()));
+    }
+
     #[test]
     fn a_table_of_busy_peers_refuses() {
         let mut peers = Peers::new();

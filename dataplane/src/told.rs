@@ -154,3 +154,38 @@ impl Told {
         &mut self.completions
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An application that asks for nothing: of how messages ended the last are kept, and the drops are counted.
+    #[test]
+    fn what_is_not_asked_for_is_bounded() {
+        let (mut told, mut counters) = (Told::new(0), Counters::default());
+        let peer = PeerId {
+            index: 1,
+            generation: 1,
+        };
+        for number in 0..10_000 {
+            told.incomplete(RecvError::Aborted {
+                peer,
+                number,
+                tag: 0,
+                len: 1,
+            });
+            let completion = Completion {
+                token: told.new_token(),
+                peer,
+                tag: 0,
+                len: 1,
+                latency_ns: 0,
+                outcome: Outcome::TimedOut,
+            };
+            told.ended(completion, &mut counters);
+        }
+        assert_eq!(told.failures().count(), FAILURES_MAX);
+        assert_eq!(told.completions().len(), COMPLETIONS_MAX);
+        assert_eq!(counters.completions_discarded, 10_000 - COMPLETIONS_MAX as u64);
+    }
+}
