@@ -16,6 +16,8 @@ pub(crate) const LANDING_RING_LEN: u32 = 1 << 15;
 pub(crate) const PREFIX_LEN_MAX: u8 = 64;
 /// Peers that an endpoint knows at once; a silent one makes room for a new one.
 pub(crate) const PEERS_MAX: usize = 1024;
+/// Those of one address.
+pub(crate) const PEERS_OF_ADDRESS_MAX: usize = PEERS_MAX / 2;
 /// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
 pub(crate) const OUTGOING_MAX: usize = 1024;
 /// Landing zones that exist at once: announced messages, and delivered ones that the application holds.

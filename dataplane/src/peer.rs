@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lm_protocol::serial;
 use lm_protocol::wire::Addressing;
 
-use crate::bounds::PEERS_MAX;
+use crate::bounds::{PEERS_MAX, PEERS_OF_ADDRESS_MAX};
 use crate::completion::PeerId;
 use crate::connect::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
@@ -162,15 +162,19 @@ impl Peers {
         if let Some(index) = self.find(data) {
             return Some(index);
         }
+        let is_neighbour = |peer: &Peer| peer.data.ip() == data.ip();
+        let neighbours = self.slots.iter().flatten().filter(|peer| is_neighbour(peer));
+        // One that proves itself at many ports makes room for itself.
+        let is_crowd = neighbours.count() >= PEERS_OF_ADDRESS_MAX;
         let index = match self.slots.iter().position(Option::is_none) {
-            Some(free) => free,
-            None => {
+            Some(free) if !is_crowd => free,
+            _ => {
                 let (index, old) = self
                     .slots
                     .iter()
                     .enumerate()
                     .filter_map(|(index, peer)| Some((index, peer.as_ref()?)))
-                    .filter(|(_, peer)| peer.is_disposable())
+                    .filter(|(_, peer)| peer.is_disposable() && (!is_crowd || is_neighbour(peer)))
                     .min_by_key(|(_, peer)| (peer.wanted, peer.heard_ns))?;
                 let address = old.data;
                 self.by_address.remove(&address);
