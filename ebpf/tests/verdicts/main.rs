@@ -9,7 +9,7 @@ mod zero_copy;
 
 use std::net::Ipv4Addr;
 
-use bed::packet::{CONTROL, CONTROL_PORT, EAGER, LAST_SMALL, LOCAL, PEER, Packet, VERSION};
+use bed::packet::{CONTROL, CONTROL_PORT, EAGER, LAST_SMALL, LOCAL, MAC, PEER, Packet, VERSION};
 use bed::pair::{GENERAL, LANDING, PLAIN, Pair, ipfrag_session, lm_session};
 use lm_ebpf::Verdict::{self, *};
 use lm_ebpf::{GateError, Role};

@@ -27,32 +27,6 @@ fn what_is_not_ours_passes() {
                 vlan: Some(1),
                 ..legal()
             },
-            // A VLAN's traffic is its own device's.
-            Packet {
-                vlan: Some(1),
-                ..legal()
-            },
-            Packet {
-                vlan: Some(0),
-                ..Packet::lm(EAGER, 0)
-            },
-            // Nor is it ours what the link shows to every host, or to a promiscuous one.
-            Packet {
-                mac: [0xff; 6],
-                ..legal()
-            },
-            Packet {
-                mac: [2, 0, 0, 0, 1, 2],
-                ..Packet::lm(EAGER, 0)
-            },
-            Packet {
-                mac: [2, 0, 0, 0, 0, 3],
-                ..Packet::lm(CONTROL, 0)
-            },
-            Packet {
-                mac: [3, 0, 0, 0, 0, 2],
-                ..Packet::ip_fragment(10, 0, true, 1480)
-            },
             Packet {
                 version_words: 0x65,
                 ..legal()
@@ -73,6 +47,22 @@ fn what_is_not_ours_passes() {
         for packet in &foreign {
             expect(&mut pair, LANDING, packet, PassForeign);
             expect(&mut pair, GENERAL, packet, PassForeign);
+        }
+        // A VLAN's traffic is its own device's, and what the link shows to a promiscuous host or to all is not ours either.
+        let fragment = Packet::ip_fragment(10, 0, true, 1480);
+        for ours in [legal(), Packet::lm(EAGER, 0), Packet::lm(CONTROL, 0), fragment] {
+            for (mac, vlan) in [(MAC, Some(0)), (MAC, Some(7)), ([0xff; 6], None)]
+                .into_iter()
+                .chain((0..6).map(|at| (std::array::from_fn(|n| MAC[n] ^ u8::from(n == at)), None)))
+            {
+                let packet = Packet {
+                    mac,
+                    vlan,
+                    ..ours.clone()
+                };
+                expect(&mut pair, LANDING, &packet, PassForeign);
+                expect(&mut pair, GENERAL, &packet, PassForeign);
+            }
         }
         let control = Packet {
             destination_port: CONTROL_PORT,
