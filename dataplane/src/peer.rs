@@ -17,6 +17,9 @@ use crate::connect::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
 use crate::outbound::Outbound;
 
+/// The way to a peer that was not heard for so long is looked up again, one peer's at a time.
+const SILENT_NS: u64 = 250_000_000;
+
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -126,6 +129,8 @@ pub(crate) struct Peers {
     generation: u32,
     /// The one that the last packet came from: bursts come from one peer.
     last: Option<(SocketAddrV4, u16)>,
+    /// The slot of the last silent one, and when it was looked for.
+    silent: (u16, u64),
 }
 
 impl Peers {
@@ -136,7 +141,22 @@ impl Peers {
             by_address: HashMap::with_capacity(2 * PEERS_MAX),
             generation: 0,
             last: None,
+            silent: (0, 0),
         }
+    }
+
+    /// Now and then, one after the other: a peer with which something is under way, and that was not heard for so long.
+    pub(crate) fn next_silent(&mut self, now_ns: u64) -> Option<u16> {
+        let (last, looked_ns) = self.silent;
+        if now_ns.saturating_sub(looked_ns) < SILENT_NS {
+            return None;
+        }
+        let is_silent =
+            |peer: &Peer| !peer.is_disposable() && now_ns.saturating_sub(peer.heard_ns) > SILENT_NS;
+        let is_it = |&index: &u16| self.slots[usize::from(index)].as_ref().is_some_and(is_silent);
+        let found = (last + 1..PEERS_MAX as u16).chain(0..=last).find(is_it);
+        self.silent = (found.unwrap_or(last), now_ns);
+        found
     }
 
     /// The peer at an address.

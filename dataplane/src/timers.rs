@@ -44,9 +44,21 @@ impl<P: Port> Engine<P> {
             let index = self.sending.senders()[position];
             self.watch_outbound(index, now_ns);
         }
+        self.follow_neighbour(now_ns);
         self.watch_eager(now_ns);
         self.ask_for_probes(now_ns);
         self.close_way(now_ns);
+    }
+
+    /// A peer may have got another card, or another router. The kernel knows, from ARP; what is sent to the peer from now on goes there.
+    fn follow_neighbour(&mut self, now_ns: u64) {
+        let Some(index) = self.peers.next_silent(now_ns) else {
+            return;
+        };
+        let data = self.peers.at(index).data;
+        if let Some(mac) = self.port.side().neighbour(*data.ip()) {
+            self.peers.at(index).addressing = self.addressing_to(data, mac);
+        }
     }
 
     fn watch_inbound(&mut self, now_ns: u64) {

@@ -188,6 +188,8 @@ impl<T: TxQueue> Sending<T> {
                 len: packet_len,
                 below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
             };
+            // Where the peer is by now.
+            memory.umem().copy_to(packet, &peer.addressing.dst_mac.0);
             match (self.scheduler).put_small(side, memory.umem(), peer.data, &small) {
                 Put::OnRing => self.frames.sent_again(frame),
                 Put::Copied => {}

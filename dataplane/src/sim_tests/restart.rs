@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::wire::ethernet::MacAddr;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
@@ -23,6 +24,22 @@ fn in_the_middle(bed: &mut Bed) -> PeerId {
     }
     assert!(bed.hosts[1].told.messages().count() == 0);
     peer
+}
+
+/// A peer gets another card: its messages come when the kernel has heard of that.
+#[test]
+fn where_a_silent_peer_is_says_the_kernel() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    let now = bed.hosts[0].peers.at(peer.index).addressing.dst_mac;
+    bed.hosts[0].peers.at(peer.index).addressing.dst_mac = MacAddr([2, 9, 9, 9, 9, 9]);
+    bed.wire.set_up(1, false);
+    bed.send(0, peer, &noise(1, 100), 7);
+    bed.pass(Duration::from_secs(1));
+    assert_eq!(bed.hosts[0].peers.at(peer.index).addressing.dst_mac, now);
+    bed.wire.set_up(1, true);
+    bed.pass(Duration::from_secs(1));
+    assert_eq!(bed.hosts[1].told.messages().count(), 1);
 }
 
 /// The sender forgets its sessions and messages, and comes back under another number.
