@@ -18,6 +18,7 @@ use crate::eager::EagerIn;
 use crate::engine::Engine;
 use crate::introductions::Introductions;
 use crate::notices::Fault;
+use crate::peer::Peer;
 use crate::port::{Port, Socket};
 
 /// The same challenge is answered again after this time: the proof may be lost.
@@ -146,7 +147,7 @@ impl<P: Port> Engine<P> {
                 Ask::Silence => 0,
                 Ask::Cookie | Ask::Word => cookie(&self.admission.introductions),
             },
-            challenger_id: self.fixed.sender_id,
+            challenger_id: self.fixed.sender_id.wrapping_add(self.peers.alias(from)),
             ask,
             uncompleted_max: self.fixed.caps.tx_bound,
         });
@@ -192,8 +193,9 @@ impl<P: Port> Engine<P> {
             Socket::Data => self.peers.find(from),
             Socket::Control => self.admission.requests.asked_at(from),
         };
-        let Some(index) = found.filter(|_| is_same_incarnation(challenge.sender_id, self.fixed.sender_id))
-        else {
+        let own = self.fixed.sender_id;
+        let is_ours = |peer: &Peer| is_same_incarnation(challenge.sender_id, own.wrapping_add(peer.alias));
+        let Some(index) = found.filter(|&index| is_ours(self.peers.at(index))) else {
             self.reject(Fault::Unexpected, from);
             return;
         };

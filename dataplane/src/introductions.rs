@@ -41,6 +41,10 @@ impl Introductions {
         }
     }
 
+    pub(crate) fn cookies(&self) -> &Cookies {
+        &self.cookies
+    }
+
     /// Addresses that may send here, in CIDR notation; none: everybody's.
     pub(crate) fn allow(&self) -> &[(Ipv4Addr, u8)] {
         &self.allow

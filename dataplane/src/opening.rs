@@ -347,6 +347,7 @@ impl<P: Port> Parts<P> {
         let capture = config.link.capture.clone().map(Capture::new);
         let (data, has_daemon) = (fixed.local, daemon.is_some());
         let boot_id = entropy.draw();
+        let introductions = Introductions::new(&mut entropy, config.admission.allow.clone());
         let node = (!has_daemon).then(|| {
             OwnNode::new(
                 data,
@@ -380,12 +381,12 @@ impl<P: Port> Parts<P> {
                 fixed.device_moves,
             ),
             landing: self.landing,
-            peers: Peers::new(),
+            peers: Peers::new(introductions.cookies()),
             admission: Admissions {
                 requests: Requests::new(PEERS_MAX),
                 node,
                 stewarded: Stewarded::new(daemon),
-                introductions: Introductions::new(&mut entropy, config.admission.allow.clone()),
+                introductions,
                 entropy,
                 key: config.admission.key.clone(),
             },

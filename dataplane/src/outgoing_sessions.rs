@@ -22,7 +22,7 @@ impl<P: Port> Engine<P> {
     /// Asks a peer for a session.
     pub(crate) fn apply(&mut self, index: u16, options: &ConnectOptions, now_ns: u64) {
         let request = Request {
-            sender_id: self.fixed.sender_id,
+            sender_id: self.fixed.sender_id.wrapping_add(self.peers.at(index).alias),
             data_port: self.fixed.local.port(),
             mtu: self.fixed.mtu,
             wire: options.wire,

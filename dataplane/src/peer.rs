@@ -8,6 +8,7 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use lm_protocol::introduction::Cookies;
 use lm_protocol::serial;
 use lm_protocol::wire::Addressing;
 
@@ -30,6 +31,8 @@ pub(crate) struct Peer {
     pub(crate) control: SocketAddrV4,
     /// Headers of packets to it.
     pub(crate) addressing: Addressing,
+    /// What is added to the endpoint's id towards it ([`Cookies::alias`]).
+    pub(crate) alias: u64,
     pub(crate) eager_out: EagerOut,
     pub(crate) eager_in: EagerIn,
     /// The incarnation that proved its address; see [`crate::introductions`].
@@ -67,10 +70,11 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(generation: u32, data: SocketAddrV4, addressing: Addressing, now_ns: u64) -> Peer {
+    fn new(generation: u32, data: SocketAddrV4, addressing: Addressing, alias: u64, now_ns: u64) -> Peer {
         Peer {
             generation,
             data,
+            alias,
             control: SocketAddrV4::new(*data.ip(), data.port().wrapping_add(1)),
             addressing,
             eager_out: EagerOut::new(now_ns),
@@ -106,6 +110,11 @@ impl Peer {
         self.shown.store(cookie, Ordering::Relaxed);
     }
 
+    /// The id under which it knows this endpoint, in the present numbering.
+    pub(crate) fn own_id(&self, endpoint: u64) -> u64 {
+        self.eager_out.sender_id(endpoint.wrapping_add(self.alias))
+    }
+
     /// Whether nothing is owed in either direction.
     fn is_disposable(&self) -> bool {
         self.outbound.is_none()
@@ -124,6 +133,7 @@ impl Peer {
 /// All peers of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Peers {
+    cookies: Cookies,
     slots: Vec<Option<Peer>>,
     by_address: HashMap<SocketAddrV4, u16>,
     generation: u32,
@@ -134,8 +144,9 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new() -> Peers {
+    pub(crate) fn new(cookies: &Cookies) -> Peers {
         Peers {
+            cookies: cookies.clone(),
             slots: (0..PEERS_MAX).map(|_| None).collect(),
             // Twice the bound, so that inserting after removals never has to grow the table.
             by_address: HashMap::with_capacity(2 * PEERS_MAX),
@@ -172,6 +183,11 @@ impl Peers {
         }
     }
 
+    /// What is added to the endpoint's id towards an address.
+    pub(crate) fn alias(&self, data: SocketAddrV4) -> u64 {
+        self.cookies.alias(data)
+    }
+
     /// Finds or makes the peer at an address. `None`: the table is full of peers that are owed something.
     pub(crate) fn find_or_add(
         &mut self,
@@ -203,7 +219,8 @@ impl Peers {
             }
         };
         self.generation = self.generation.wrapping_add(1);
-        self.slots[index] = Some(Peer::new(self.generation, data, *addressing, now_ns));
+        let alias = self.alias(data);
+        self.slots[index] = Some(Peer::new(self.generation, data, *addressing, alias, now_ns));
         self.by_address.insert(data, index as u16);
         Some(index as u16)
     }
@@ -270,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_longest_silent_peer_makes_room() {
-        let mut peers = Peers::new();
+        let mut peers = Peers::new(&Cookies::new(&[0; 16]));
         let addressing = addressing();
         for n in 0..PEERS_MAX as u16 {
             assert_eq!(
@@ -295,7 +312,7 @@ mod tests {
 
     #[test]
     fn strangers_do_not_push_out_whom_the_application_asked_for() {
-        let mut peers = Peers::new();
+        let mut peers = Peers::new(&Cookies::new(&[0; 16]));
         let addressing = addressing();
         let wanted = peers.find_or_add(address(9000), &addressing, 0).unwrap();
         peers.at(wanted).wanted = true;
@@ -317,7 +334,7 @@ mod tests {
     /// Whoever answers at one address does so at each of its ports.
     #[test]
     fn one_address_has_half_of_the_table() {
-        let mut peers = Peers::new();
+        let mut peers = Peers::new(&Cookies::new(&[0; 16]));
         let addressing = addressing();
         let others = PEERS_MAX as u16 / 4;
         for n in 0..others {
@@ -333,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_table_of_busy_peers_refuses() {
-        let mut peers = Peers::new();
+        let mut peers = Peers::new(&Cookies::new(&[0; 16]));
         let addressing = addressing();
         for n in 0..PEERS_MAX as u16 {
             let index = peers.find_or_add(address(n), &addressing, 0).unwrap();

@@ -281,7 +281,7 @@ impl<P: Port> Engine<P> {
         let acknowledges = self.acknowledgement_behind(index, geometry.fragment(0).len.into());
         let peer = self.peers.at(index);
         let number = peer.eager_out.next;
-        let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);
+        let sender_id = peer.own_id(self.fixed.sender_id);
         let header = LmHeader::Eager {
             sender_id,
             number,

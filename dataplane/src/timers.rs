@@ -174,7 +174,7 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         peer.eager_out.asked_ns = now_ns;
         let header = LmHeader::Eager {
-            sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
+            sender_id: peer.own_id(self.fixed.sender_id),
             number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
             tag: 0,
             digested: self.fixed.integrity.has_digests(),

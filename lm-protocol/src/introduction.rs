@@ -71,15 +71,27 @@ impl Cookies {
             .any(|period| self.in_period(from, proof.sender_id, known, period) == proof.cookie)
     }
 
+    /// What an endpoint adds to its id towards a data address, an even number: by the id that one host is told no other one knows it.
+    pub fn alias(&self, to: SocketAddrV4) -> u64 {
+        self.mac(b"lm-self1", to, &[]) & !1
+    }
+
     fn in_period(&self, from: SocketAddrV4, sender_id: u64, known: Option<u64>, period: u64) -> u64 {
+        let is_known = [u8::from(known.is_some())];
+        let numbers = [sender_id, known.unwrap_or_default(), period].map(u64::to_be_bytes);
+        self.mac(
+            b"lm-cook1",
+            from,
+            &[&numbers[0], &is_known, &numbers[1], &numbers[2]],
+        )
+    }
+
+    fn mac(&self, purpose: &[u8; 8], address: SocketAddrV4, rest: &[&[u8]]) -> u64 {
         let mut mac = self.0.clone();
-        mac.update(b"lm-cook1");
-        mac.update(&from.ip().octets());
-        mac.update(&from.port().to_be_bytes());
-        mac.update(&sender_id.to_be_bytes());
-        mac.update(&[u8::from(known.is_some())]);
-        mac.update(&known.unwrap_or_default().to_be_bytes());
-        mac.update(&period.to_be_bytes());
+        mac.update(purpose);
+        mac.update(&address.ip().octets());
+        mac.update(&address.port().to_be_bytes());
+        rest.iter().for_each(|bytes| mac.update(bytes));
         let bytes = mac.finalize().into_bytes();
         bytes
             .iter()

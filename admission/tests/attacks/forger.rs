@@ -1,5 +1,6 @@
 //! Who writes packets under any address, and reads and answers what comes back.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
@@ -22,6 +23,8 @@ pub(crate) struct Forger {
     writes: OwnedFd,
     reads: OwnedFd,
     mac: [u8; 6],
+    /// By which id the last one that challenged knows itself.
+    pub(crate) told: Cell<u64>,
     /// Tags and payloads of the small messages that follow a proof.
     pub(crate) script: Vec<(u64, Vec<u8>)>,
 }
@@ -33,6 +36,7 @@ impl Forger {
             writes: socket(AddressFamily::INET, ipproto::RAW).expect("a raw socket"),
             reads: socket(AddressFamily::PACKET, ETHERNET_IPV4).expect("a packet socket"),
             mac: Interface::by_name(interface).expect("the link").mac,
+            told: Cell::new(0),
             script: vec![(666, b"forged".to_vec())],
         }
     }
@@ -54,6 +58,7 @@ impl Forger {
             let (receiver, forged, payload) = (address(26, 34), address(30, 36), &frame[42..len]);
             if let Ok((_, ControlMessage::Challenge(challenge))) = ControlMessage::parse(payload) {
                 challenges += 1;
+                self.told.set(challenge.challenger_id);
                 let is_data = receiver.port() == DATA_PORT;
                 let proof = ControlMessage::Proof(Proof {
                     sender_id: challenge.sender_id,

@@ -44,11 +44,18 @@ fn was_attacked(counters: &Counters, sent: u64) {
 pub(crate) fn forged_small_messages_reset_nobody(form: Form) {
     const MESSAGES: u64 = 3000;
     let Some(bed) = Bed::new(form) else { return };
+    let own = SocketAddrV4::new(bed.host(At::Attacker).address(), 7400);
     for queue in QUEUES {
         bed.steer_to_receiver(queue);
         let attack = |forger: &Forger, n: u64| {
-            let bytes = small_message(HONEST, n << 40, (n % 3) as u32, b"forged");
-            forger.send(HONEST, RECEIVER, &bytes);
+            // What the honest sender calls itself towards a stranger is not what the receiver knows it by.
+            let (id, number) = match n % 4 {
+                0 => return forger.send(own, HONEST, &small_message(own, n << 40, 0, b"who?")),
+                // The next one when all have come.
+                1 => (forger.told.get(), MESSAGES as u32),
+                _ => (n << 40, (n % 3) as u32),
+            };
+            forger.send(HONEST, RECEIVER, &small_message(HONEST, id, number, b"forged"));
         };
         let (counters, sent) = small_messages_come(&bed, MESSAGES, attack);
         was_attacked(&counters, sent);
@@ -92,6 +99,7 @@ fn small_messages_come(bed: &Bed, messages: u64, attack: impl FnMut(&Forger, u64
             }
         }
         assert_delivered(&settle(&mut a), &tokens);
+        (0..20).for_each(|_| a.wait(Duration::from_millis(2)));
     };
     let work = || bed.beside_receiver(&bed.config(At::Receiver), || bed.program(At::Honest, send_all));
     let (((), (received, counters)), sent) = under_attack(bed, attack, 5000, work);

@@ -156,7 +156,7 @@ impl<P: Port> Engine<P> {
 
     /// Whether an acknowledgement is of messages of ours to this peer, under the present numbering.
     pub(super) fn is_ours(&mut self, index: u16, acknowledgement: &EagerAcknowledgement) -> bool {
-        acknowledgement.sender_id == self.peers.at(index).eager_out.sender_id(self.fixed.sender_id)
+        acknowledgement.sender_id == self.peers.at(index).own_id(self.fixed.sender_id)
     }
 
     /// Settles what a peer acknowledges. `false`: it acknowledges what was never sent.

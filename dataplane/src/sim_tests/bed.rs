@@ -254,6 +254,9 @@ pub(crate) fn engine_on<P: Port>(
         None,
         entropy,
     );
+    // So it calls itself towards its peer; others know it by other numbers.
+    let peer = data_address(usize::from(host == 0));
+    engine.fixed.sender_id = engine.fixed.sender_id.wrapping_sub(engine.peers.alias(peer));
     if config.probing {
         let landing = engine.landing.as_mut().expect("a landing queue");
         landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.caps.kept_frames);

@@ -13,7 +13,7 @@ use lm_protocol::wire::lm::{
     TYPE_EAGER, TYPE_EAGER_ACK, TYPE_MANIFEST, TYPE_MISSING,
 };
 
-use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise, sender_id};
+use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
 use crate::connect::ConnectOptions;
 use crate::simnic;
@@ -598,7 +598,7 @@ fn without_integrity_corruption_arrives() {
 fn each_side_has_its_own_integrity() {
     let mut bed = Bed::new(&BedConfig::default());
     bed.hosts[0].fixed.integrity = Integrity::None;
-    bed.hosts[0].fixed.sender_id = sender_id(0, Integrity::None);
+    bed.hosts[0].fixed.sender_id &= !1;
     let peers = [0, 1].map(|from| bed.session(from, WireMode::Lm, 100_000));
     let digested = [0, 1].map(|_| Arc::new(AtomicU32::new(0)));
     let counters = digested.clone();

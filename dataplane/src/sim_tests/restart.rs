@@ -98,7 +98,8 @@ fn a_receiver_that_starts_anew_is_noticed() {
     let landing = bed.hosts[1].landing.as_ref().expect("a landing channel");
     let key = landing.sessions.iter().next().expect("a session").terms.key;
     bed.hosts[1].abort_session(key, crate::notices::Fault::Stalled);
-    bed.hosts[1].peers = crate::peer::Peers::new();
+    let host = &mut bed.hosts[1];
+    host.peers = crate::peer::Peers::new(host.admission.introductions.cookies());
     bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::landing_side::Past::new();
     bed.rounds(20);
     bed.wire.drop_next(1, 0);
@@ -143,7 +144,8 @@ fn a_program_at_the_address_of_an_earlier_one_is_answered() {
         }
         bed.pass(Duration::from_millis(100));
         bed.hosts[0].fixed.sender_id ^= 0x5a5a << (40 - program);
-        bed.hosts[0].peers = crate::peer::Peers::new();
+        let host = &mut bed.hosts[0];
+        host.peers = crate::peer::Peers::new(host.admission.introductions.cookies());
         bed.hosts[0].told.completions().clear();
     }
 }
