@@ -18,6 +18,7 @@ mod kept;
 pub mod link;
 pub mod lm;
 mod log;
+pub mod measuring;
 pub mod meter;
 pub mod output;
 pub mod page;

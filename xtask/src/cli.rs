@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use lm_measure::stdout;
 
 use crate::{
@@ -54,6 +54,11 @@ enum Command {
     VmCheck(vm::checks::CheckArguments),
     #[command(hide = true)]
     VmCard(vm::checks::card::Arguments),
+}
+
+/// The command line as it is declared.
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Parses the command line and runs the command. Exit code 0: done; 1: failed, with one line on standard error;

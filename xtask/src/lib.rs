@@ -17,6 +17,7 @@ pub mod machine;
 pub mod models;
 pub mod mutants;
 pub mod run;
+pub mod size;
 pub mod soak;
 mod tally;
 mod test_programs;

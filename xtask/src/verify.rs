@@ -11,6 +11,7 @@ use lm_measure::table::Table;
 use crate::bench;
 use crate::gate;
 use crate::models;
+use crate::size;
 use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::devices::Device;
@@ -39,6 +40,9 @@ pub struct TestArguments {
     /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time; runs none.
     #[arg(long, conflicts_with_all = ["package", "release", "vm"])]
     update_names: bool,
+    /// Instead: lower the bases of xtask/size.txt to what there is, and raise none; runs none.
+    #[arg(long, conflicts_with_all = ["package", "release", "vm", "update_names"])]
+    update_size: bool,
     /// With --vm: fewer checks that do less, in a minute and a half.
     #[arg(long, requires = "vm")]
     short: bool,
@@ -78,6 +82,9 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     }
     if arguments.update_names {
         return test_programs::update();
+    }
+    if arguments.update_size {
+        return size::lower();
     }
     let mut selection: Vec<String> = arguments
         .package
@@ -232,6 +239,7 @@ pub fn ci() -> Result<()> {
                 release: false,
                 vm: false,
                 update_names: false,
+                update_size: false,
                 short: false,
                 spoiled: false,
                 mode: Mode::ZeroCopy,

@@ -1,0 +1,144 @@
+//! `lm-bench`: the measuring programs, one subcommand each. Each prints one JSON object on standard output when it ends;
+//! receiving programs say `ready` on standard error once a sender may start.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::cli::{self, Failure, end_after, print, ready};
+use crate::signals::Interrupt;
+use crate::suite::{self, Measuring};
+use crate::{admission, bare, doctor, page, pipeline};
+
+/// Measures LM and what it is compared with
+///
+/// Start `lm-bench serve` on one host, then latency, throughput, cpu, limit or compare on the other. Throughput is payload that arrived, by
+/// the receiver's clock; round trips are whole ones. `cargo xtask bench compare` does it all on this machine.
+#[derive(Parser)]
+#[command(name = "lm-bench", version)]
+struct Arguments {
+    /// Seconds after which a program that has not ended ends with an error
+    #[arg(long, global = true, default_value_t = 60.0)]
+    time_limit: f64,
+    /// Say more on standard error; -vv still more. RUST_LOG goes before
+    #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    program: Program,
+}
+
+#[derive(Subcommand)]
+enum Program {
+    /// Wait for another host's measuring commands, and run their far ends
+    Serve(suite::ServeArgs),
+    /// Measure round trips, of 1 byte to 16 MiB
+    Latency(suite::MeasureArgs),
+    /// Measure round trips of 64 bytes beside a stream of longer messages, on the same two threads
+    Beside(suite::MeasureArgs),
+    /// Measure messages one way, several in flight
+    Throughput(suite::MeasureArgs),
+    /// Measure what a transfer costs: processor time, and what is left of each core
+    Cpu(suite::MeasureArgs),
+    /// Measure what bare AF_XDP moves on the link, by several recipes
+    Limit(suite::MeasureArgs),
+    /// Measure LM beside everybody else, in turns, and compare
+    Compare(suite::MeasureArgs),
+    /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
+    Report(page::ReportArgs),
+    Flow(page::FlowArgs),
+    /// Real time: what of this host spoils it, how late messages are, what the smoother does
+    #[command(subcommand)]
+    Rt(RealTime),
+    /// One end of a measurement; the commands above start it
+    #[command(hide = true)]
+    End(suite::EndArgs),
+    /// One end of a message that is produced, sent, received and consumed by a timetable
+    #[command(hide = true)]
+    Pipeline(pipeline::Args),
+    /// Predict how long messages take that are produced, sent, received and consumed, from those that `cargo xtask bench pipeline` measured
+    #[command(hide = true)]
+    Model,
+    /// What measures the admission between daemons
+    #[command(hide = true, subcommand)]
+    Admission(admission::Program),
+    /// Bare AF_XDP: packets without messages
+    #[command(hide = true, subcommand)]
+    Bare(bare::Program),
+    /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
+    /// and rate limit
+    Impair(lm_box::ImpairArgs),
+}
+
+#[derive(Subcommand)]
+enum RealTime {
+    /// Say what of this host spoils real time, each with its remedy; 1: something does
+    Doctor(doctor::DoctorArgs),
+    Cycle(suite::CycleArgs),
+    Smoothing(page::SmoothingArgs),
+}
+
+/// The command line as it is declared.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// Runs `lm-bench`.
+pub fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
+    let verbose = |arguments: &Arguments| arguments.verbose;
+    cli::main("lm-bench", words, verbose, |arguments| {
+        if !arguments.program.has_bounds_of_its_own() {
+            end_after("lm-bench", arguments.time_limit);
+        }
+        run(arguments.program)
+    })
+}
+
+impl Program {
+    /// A box lives as long as the hosts it joins, a server until it is ended, and a command as long as its rounds, each of which is bounded.
+    fn has_bounds_of_its_own(&self) -> bool {
+        matches!(
+            self,
+            Program::Impair(_)
+                | Program::Serve(_)
+                | Program::Latency(_)
+                | Program::Beside(_)
+                | Program::Throughput(_)
+                | Program::Cpu(_)
+                | Program::Limit(_)
+                | Program::Compare(_)
+                | Program::Rt(RealTime::Cycle(_))
+        )
+    }
+}
+
+fn run(program: Program) -> Result<ExitCode, Failure> {
+    let system = |error: io::Error| Failure::new(cli::chain(&error));
+    match program {
+        Program::Serve(args) => suite::serve(&args, ready)?,
+        Program::Latency(args) => suite::measure(Measuring::Latency, &args)?,
+        Program::Beside(args) => suite::measure(Measuring::Beside, &args)?,
+        Program::Throughput(args) => suite::measure(Measuring::Throughput, &args)?,
+        Program::Cpu(args) => suite::measure(Measuring::Cpu, &args)?,
+        Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,
+        Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
+        Program::End(args) => suite::run(&args, ready, print)?,
+        Program::Admission(program) => admission::run(&program, ready)?,
+        Program::Pipeline(args) => print(&pipeline::run(&args, ready)?),
+        Program::Model => print(&pipeline::predict::run()?),
+        Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
+        Program::Report(args) => page::report(&args)?,
+        Program::Flow(args) => page::flow(&args)?,
+        Program::Rt(RealTime::Cycle(args)) => suite::cycle(&args, ready, print)?,
+        Program::Rt(RealTime::Smoothing(args)) => page::smoothing(&args)?,
+        Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
+        Program::Impair(args) => {
+            let interrupt =
+                Interrupt::install().map_err(|error| Failure::new(format!("no signals: {error}")))?;
+            let report = lm_box::impair::<bare::Injector>(&args, ready, || interrupt.is_set());
+            print(&report.map_err(|error| Failure::new(cli::chain(&*error)))?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
