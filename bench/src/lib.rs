@@ -22,7 +22,6 @@ pub mod measuring;
 pub mod meter;
 pub mod output;
 pub mod page;
-pub mod pipeline;
 pub mod privileges;
 pub mod recv;
 pub mod report;

@@ -10,7 +10,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::cli::{self, Failure, end_after, print, ready};
 use crate::signals::Interrupt;
 use crate::suite::{self, Measuring};
-use crate::{admission, bare, doctor, page, pipeline};
+use crate::{admission, bare, doctor, page};
 
 /// Measures LM and what it is compared with
 ///
@@ -47,19 +47,12 @@ enum Program {
     Compare(suite::MeasureArgs),
     /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
     Report(page::ReportArgs),
-    Flow(page::FlowArgs),
     /// Real time: what of this host spoils it, how late messages are, what the smoother does
     #[command(subcommand)]
     Rt(RealTime),
     /// One end of a measurement; the commands above start it
     #[command(hide = true)]
     End(suite::EndArgs),
-    /// One end of a message that is produced, sent, received and consumed by a timetable
-    #[command(hide = true)]
-    Pipeline(pipeline::Args),
-    /// Predict how long messages take that are produced, sent, received and consumed, from those that `cargo xtask bench pipeline` measured
-    #[command(hide = true)]
-    Model,
     /// What measures the admission between daemons
     #[command(hide = true, subcommand)]
     Admission(admission::Program),
@@ -75,8 +68,6 @@ enum Program {
 enum RealTime {
     /// Say what of this host spoils real time, each with its remedy; 1: something does
     Doctor(doctor::DoctorArgs),
-    Cycle(suite::CycleArgs),
-    Smoothing(page::SmoothingArgs),
 }
 
 /// The command line as it is declared.
@@ -108,7 +99,6 @@ impl Program {
                 | Program::Cpu(_)
                 | Program::Limit(_)
                 | Program::Compare(_)
-                | Program::Rt(RealTime::Cycle(_))
         )
     }
 }
@@ -125,13 +115,8 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
         Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
         Program::End(args) => suite::run(&args, ready, print)?,
         Program::Admission(program) => admission::run(&program, ready)?,
-        Program::Pipeline(args) => print(&pipeline::run(&args, ready)?),
-        Program::Model => print(&pipeline::predict::run()?),
         Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
-        Program::Flow(args) => page::flow(&args)?,
-        Program::Rt(RealTime::Cycle(args)) => suite::cycle(&args, ready, print)?,
-        Program::Rt(RealTime::Smoothing(args)) => page::smoothing(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {
             let interrupt =

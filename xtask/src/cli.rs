@@ -6,9 +6,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use lm_measure::stdout;
 
-use crate::{
-    bench, dist, figures, fuzz, gate, hold, models, mutants, run as demonstration, soak, testbed, verify, vm,
-};
+use crate::{bench, dist, fuzz, gate, hold, models, run as demonstration, soak, testbed, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -27,7 +25,6 @@ enum Command {
     Run(demonstration::Arguments),
     Test(verify::TestArguments),
     Soak(soak::Arguments),
-    Mutants(mutants::Arguments),
     /// Check every formula of the models in models/ with Spin, and that every mistake that is put into them breaks one.
     ///
     /// Says how many states each search saw and how deep it went; one that was cut short is an error. Without `spin` or a C compiler
@@ -36,7 +33,6 @@ enum Command {
     Fuzz(fuzz::FuzzArguments),
     Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
-    Figures(figures::Arguments),
     Bed(hold::Arguments),
     Testbed(testbed::Arguments),
     Vm(vm::Arguments),
@@ -82,12 +78,10 @@ fn run(command: Command) -> Result<()> {
         Command::Run(arguments) => demonstration::run(&arguments),
         Command::Test(arguments) => verify::test(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
-        Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Models => models::run(),
         Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
-        Command::Figures(arguments) => figures::run(&arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Testbed(arguments) => testbed::run(&arguments),
         Command::TestbedKeep(arguments) => testbed::keep(&arguments),

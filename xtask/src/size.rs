@@ -127,14 +127,11 @@ pub fn lower() -> Result<()> {
     let text = std::fs::read_to_string(&path).context(FILE)?;
     let counts = count_lines(&rows(&text)?)?;
     let lowered = text.lines().map(|line| {
-        let row = Row::parse(line).filter(|_| !line.starts_with('#'));
-        match row.and_then(|row| {
-            Some((
-                row.base,
-                *counts.get(row.name).filter(|count| **count < row.base)?,
-            ))
-        }) {
-            Some((base, count)) => line.replacen(&format!(" {base}"), &format!(" {count}"), 1) + "\n",
+        // Commands and options have a colon in their names; they are lowered by hand.
+        let row = Row::parse(line).filter(|row| !line.starts_with('#') && !row.name.contains(':'));
+        let count = |row: &Row<'_>| counts.get(row.name).copied().unwrap_or_default();
+        match row.filter(|row| count(row) < row.base) {
+            Some(row) => line.replacen(&format!(" {}", row.base), &format!(" {}", count(&row)), 1) + "\n",
             None => format!("{line}\n"),
         }
     });

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use xtask::bed::{Bed, BedConfig, Host, Launch, Port, until};
-use xtask::bench::{sizes, table_4, table_4_smoothed, under_tcp};
+use xtask::bench::{table_4, table_4_smoothed, under_tcp};
 use xtask::ends::Timetable;
 use xtask::workspace::Programs;
 
@@ -361,32 +361,5 @@ fn round_trips_and_tcp_share_a_slow_link() {
         assert!((5.0..=8127.0).contains(&number("/held_frames")), "{report}");
         let times = ["p50", "p99", "max"].map(|name| number(&format!("/time_us/{name}")));
         assert!(times.is_sorted() && times[1] == sample.value, "{report}");
-    }
-}
-
-/// Messages of one packet and of several, there and back and one way, of both systems.
-#[test]
-fn round_trips_and_bandwidth_are_measured_by_size() {
-    let (true, Some(programs)) = (is_root(), programs()) else {
-        return;
-    };
-    let comparison = sizes(&[64, 4096]);
-    for contender in &comparison.contenders {
-        let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
-        let number = |place: &str| sample.report.pointer(place).unwrap().as_f64().unwrap();
-        assert_eq!(number("/round_trip_us/64"), sample.value);
-        assert!(
-            (0.0..=100.0).contains(&number("/lost_percent")),
-            "{}",
-            sample.report
-        );
-        for place in ["/round_trip_us/4096", "/mbit/64", "/mbit/4096", "/peak_mbit"] {
-            assert!(number(place) > 0.0, "{}: {}", contender.name, sample.report);
-        }
-        assert!(
-            (64.0..=4096.0).contains(&number("/half_bytes")),
-            "{}",
-            sample.report
-        );
     }
 }

@@ -1,16 +1,12 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
-//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts. `smoothing` draws what was not measured, and
-//! `flow` what stations did with messages, beside a `forecast`.
+//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts.
 
 mod figures;
-mod flow;
-mod forecast;
 mod input;
 mod plot;
 mod ratios;
 mod sections;
-mod smoothing;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,9 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-pub use self::flow::{FlowArgs, flow};
 use self::input::Input;
-pub use self::smoothing::{SmoothingArgs, smoothing};
 use crate::cli::Failure;
 use crate::files;
 

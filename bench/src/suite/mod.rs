@@ -31,8 +31,8 @@ pub use args::MeasureArgs;
 pub use command::{Measuring, measure};
 #[cfg(feature = "peers")]
 pub(crate) use end::Quic;
-pub use end::{Cost, CycleArgs, Cycles, EndArgs, Outcome, cycle, run};
-pub(crate) use end::{Counted, Meter, Metered, Sends};
+pub use end::{Cost, EndArgs, Outcome, run};
+pub(crate) use end::{Counted, Meter, Metered};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;

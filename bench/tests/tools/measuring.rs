@@ -323,39 +323,3 @@ fn binding_tells_the_truth_about_veth() {
     ended.expect_code(1);
     assert!(ended.stderr.contains("none0"), "{}", ended.stderr);
 }
-
-/// Of each message both ends tell the hash of what they produced and of what they consumed.
-#[test]
-fn what_is_consumed_is_what_was_produced_whatever_moves_it() {
-    let Some(bed) = Bed::new() else { return };
-    let quic = cfg!(feature = "peers").then_some("quic");
-    for transport in ["lm", "tcp-sendfile", "tcp-zerocopy", "io-uring", "udp"]
-        .into_iter()
-        .chain(quic)
-    {
-        let line = format!(
-            "--transport {transport} --interface {INTERFACE} --work keystream --len 1048576 --messages 2"
-        );
-        let far = receiver(&bed, &format!("pipeline far {line}"));
-        let near = sender(&bed, &format!("pipeline near --to {RECEIVER}:7168 {line}"));
-        let far = far.end().expect_code(0).json();
-        let [sent, came] = [&near, &far].map(|report| report["messages"].as_array().unwrap());
-        assert_eq!((sent.len(), came.len()), (2, 2), "{transport}: {near} {far}");
-        for (sent, came) in sent.iter().zip(came) {
-            assert_eq!(sent["sha256"], came["sha256"], "{transport}: {near} {far}");
-            let times = ["begins_ns", "produced_ns", "confirmed_ns"].map(|name| number(sent, name));
-            assert!(times.is_sorted(), "{transport}: {near}");
-            let times = ["first_ns", "whole_ns", "consumed_ns"].map(|name| number(came, name));
-            assert!(times.is_sorted(), "{transport}: {far}");
-        }
-        assert_ne!(sent[0]["sha256"], sent[1]["sha256"], "{transport}: {near}");
-    }
-    let line = format!("pipeline near --to {RECEIVER}:7168 --interface {INTERFACE} --transport udp");
-    let refused = Tool::start(lm_bench(&bed, Host::Sender, &line)).end();
-    refused.expect_code(2);
-    assert!(
-        refused.stderr.contains("give --work keystream"),
-        "{}",
-        refused.stderr
-    );
-}

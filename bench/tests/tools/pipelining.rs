@@ -8,7 +8,6 @@ use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
 use crate::impairments::{start_box, stop};
-use crate::measuring::{number, receiver, sender};
 
 /// How long what is there of a file is, whose transfer is under way.
 fn part_len(directory: &Path) -> Option<u64> {
@@ -270,26 +269,5 @@ fn a_wrong_byte_is_found_while_it_arrives() {
             !is_right || report["read"]["early_bytes"].as_u64() > Some(1 << 20),
             "{report}"
         );
-    }
-}
-
-/// What `lm-bench pipeline` measures: a message of which the first bytes come before the last are produced, unless it is told otherwise.
-#[test]
-fn a_pipeline_overlaps_unless_its_messages_are_whole() {
-    let Some(bed) = Bed::new() else { return };
-    for (option, overlaps) in [("", true), ("--whole", false)] {
-        // A tenth of a second, by the timetable.
-        let line = format!("--interface {INTERFACE} --len 6000000 --messages 2 {option}");
-        let far = receiver(&bed, &format!("pipeline far {line}"));
-        let near = sender(&bed, &format!("pipeline near --to {RECEIVER}:7168 {line}"));
-        let far = far.end().expect_code(0).json();
-        for at in 0..2 {
-            let (sent, come) = (&near["messages"][at], &far["messages"][at]);
-            assert_eq!(
-                number(come, "first_ns") < number(sent, "produced_ns"),
-                overlaps,
-                "{sent} {come}"
-            );
-        }
     }
 }

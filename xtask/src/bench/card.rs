@@ -1,7 +1,6 @@
 //! `cargo xtask bench card`: LM beside bare AF_XDP and the kernel's sockets on emulated cards, in time that is counted in instructions, so that
 //! what this machine does meanwhile does not show. What that clock sees and what not: docs/card-bench.md.
 
-pub(crate) mod asked;
 pub(super) mod baseline;
 mod parts;
 

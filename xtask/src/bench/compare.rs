@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::frozen::{self, Revision};
-use super::{Rounds, memory, share};
 use crate::bed::links::LinkConfig;
 use crate::bed::{Bed, BedConfig, Impairments, Launch, Side};
 use crate::machine::{command_line, revision, two_cores};
-use crate::workspace::{self, Programs};
+use crate::workspace::Programs;
 
 /// As long as anybody may want to measure.
 const LONG: Duration = Duration::from_secs(12 * 3600);
@@ -47,10 +45,6 @@ pub(super) struct Arguments {
 /// What every comparison by lm-bench has.
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// Also measure LM as it was at these revisions, as lm@REVISION, in turns with this tree's: before-house,242f8ac. Each is built once, in a
-    /// git worktree below target/frozen; a figure of this tree over theirs that is worse for sure is MISSED
-    #[arg(long, value_name = "REVISIONS", value_delimiter = ',')]
-    frozen: Vec<String>,
     /// Further options of lm-bench, after --: -- --rounds 3 --json FILE
     #[arg(last = true)]
     options: Vec<String>,
@@ -68,9 +62,6 @@ enum Part {
     },
     /// Reliable beside unreliable delivery where nothing is lost, at 7168 B, 64 KiB and 1 MiB messages
     Delivery(Options),
-    Share(share::Arguments),
-    /// What a receiver takes for one message of 1 GiB, beside the message itself
-    Memory(Rounds),
 }
 
 /// LM as its tools have it stands first; TCP's checksums are left to the interfaces, so nobody computes one, and LM stands beside it without
@@ -94,8 +85,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         None => everybody(arguments),
         Some(Part::Loss { loss, options }) => through_box(loss, options),
         Some(Part::Delivery(options)) => deliveries(options),
-        Some(Part::Share(arguments)) => share::run(arguments),
-        Some(Part::Memory(rounds)) => rounds.measure("memory", vec![memory::one_gibibyte()], &[], |_| ()),
     }
 }
 
@@ -221,7 +210,7 @@ pub(crate) fn for_show(programs: &Programs, rounds: u32, json: &Path) -> Result<
     words.extend(["--rounds".to_owned(), rounds.to_string()]);
     words.extend(["--peer-host".to_owned(), bed.add_link(1, &PLAIN)?.to_string()]);
     words.extend(["--json".to_owned(), json.to_string_lossy().into_owned()]);
-    between(&bed, programs, &[], words)
+    between(&bed, programs, words)
 }
 
 /// Segmentation offloads are off for everyone.
@@ -241,15 +230,12 @@ fn words(command: &str) -> Vec<String> {
 /// The programs to measure with, and what the user adds.
 struct LmBench<'a> {
     programs: Programs,
-    frozen: Vec<String>,
     options: &'a [String],
 }
 
 impl LmBench<'_> {
     fn build<'a>(options: &'a Options, features: &[String]) -> Result<LmBench<'a>> {
-        let revisions = frozen::revisions(workspace::root(), &options.frozen)?;
         Ok(LmBench {
-            frozen: revisions.iter().map(Revision::option).collect::<Result<_>>()?,
             programs: Programs::build_with(features)?,
             options: &options.options,
         })
@@ -272,24 +258,20 @@ impl LmBench<'_> {
             words.extend(["--setting".to_owned(), format!("commit={commit}")]);
         }
         words.extend_from_slice(self.options);
-        print!("{}", between(bed, &self.programs, &self.frozen, words)?);
+        print!("{}", between(bed, &self.programs, words)?);
         Ok(())
     }
 }
 
 /// Runs a command of lm-bench on the left host, with `serve` on the right one; what it printed.
-fn between(bed: &Bed, programs: &Programs, frozen: &[String], words: Vec<String>) -> Result<String> {
+fn between(bed: &Bed, programs: &Programs, words: Vec<String>) -> Result<String> {
     let [near, far] = two_cores();
-    let frozen = frozen.iter().flat_map(|build| ["--frozen", build]);
     let launch = || Launch::new(programs.path("lm-bench")).time_limit(LONG);
     let serve = launch().args(["serve", "--core", &far.to_string(), "--from-anyone"]);
     let serve = serve.args(["--bind", &format!("{}:7170", Side::Right.address())]);
-    let mut server = bed.right().spawn(serve.args(frozen.clone()))?;
+    let mut server = bed.right().spawn(serve)?;
     server.await_text("ready")?;
-    let measure = launch()
-        .args(words)
-        .args(["--core", &near.to_string()])
-        .args(frozen);
+    let measure = launch().args(words).args(["--core", &near.to_string()]);
     let output = bed.left().spawn(measure)?.finish_aloud()?;
     server.stop()?;
     Ok(output.stdout)

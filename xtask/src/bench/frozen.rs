@@ -55,11 +55,6 @@ fn commit(repository: &Path, text: &str) -> Option<String> {
 }
 
 impl Revision {
-    /// `NAME=PATH` for lm-bench.
-    pub(super) fn option(&self) -> Result<String> {
-        Ok(format!("{}={}", self.name, self.built()?.display()))
-    }
-
     /// The system of `lm-bench` that is this build's.
     pub(super) fn system(&self) -> String {
         format!("{FROZEN}{}", self.name)

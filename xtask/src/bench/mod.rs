@@ -3,23 +3,13 @@
 //! A [`Comparison`] has one quantity and several [`Contender`]s. One *round* measures every contender once, each
 //! on a bed of its own; every other round goes backwards, so that a slow drift of the machine hits all alike.
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
-//! So `lm-bench compare` does it, which `compare` starts; what it has no ends for is done here: many senders, a stream
-//! beside another one, a receiver's memory, classes that share a slow port.
+//! So `lm-bench compare` does it, which `compare` starts; what it has no ends for is done here: classes that share a slow port.
 
-mod admission;
 pub(crate) mod card;
 pub(crate) mod compare;
-mod congestion;
 mod frozen;
 mod instructions;
-mod links;
-mod memory;
-pub(crate) mod model;
-mod pipeline;
-mod queue;
-mod recipes;
 mod rt;
-mod share;
 mod target;
 
 use std::path::PathBuf;
@@ -30,7 +20,7 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-pub use rt::{sizes, table_4, table_4_smoothed, under_tcp};
+pub use rt::{table_4, table_4_smoothed, under_tcp};
 pub use target::Target;
 
 use crate::bed::{Bed, BedConfig};
@@ -49,8 +39,6 @@ enum Suite {
     Card(card::Arguments),
     Compare(compare::Arguments),
     Rt(rt::Arguments),
-    Pipeline(pipeline::Arguments),
-    Admission(admission::Arguments),
     Instructions(instructions::Arguments),
 }
 
@@ -468,16 +456,6 @@ impl Measured {
     }
 }
 
-/// Every comparison of every suite that has some, with the words by which `bench` measures it.
-pub fn all_comparisons() -> Vec<(&'static str, &'static str, Vec<Comparison>)> {
-    vec![
-        ("memory", "compare memory", vec![memory::one_gibibyte()]),
-        ("rt", "rt", rt::tables(rt::SECONDS)),
-        ("pipeline", "pipeline", pipeline::comparisons()),
-        ("share", "compare share", share::all()),
-    ]
-}
-
 fn is_near(apart: &Option<Apart>) -> bool {
     apart.is_some_and(|apart| apart.is_near)
 }
@@ -507,8 +485,6 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Rt(arguments) => rt::run(&arguments),
-        Suite::Pipeline(arguments) => pipeline::run(&arguments),
-        Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
     }
 }

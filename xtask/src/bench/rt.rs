@@ -7,17 +7,8 @@
 //! the sender, which woke up too late. All of these are counted, and a run whose counts do not add up is refused.
 //!
 //! **b**, figure 9: round trips beside a TCP stream that takes most of a slow link ([`under_tcp`]).
-//!
-//! **a**, figures 7 and 8: round trips and bandwidth by size, beside kernel UDP's ([`sizes`]), and beside a stream of the same endpoint ([`beside`]).
-//! Table 1 is `bench card`'s, by counted instructions.
-//!
-//! **e**: how late a message each millisecond is, beside what waking up takes ([`cycle`]).
 
-mod beside;
-mod cycle;
-mod sizes;
 mod under_tcp;
-mod unmodified;
 
 use std::time::Duration;
 
@@ -33,28 +24,23 @@ use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, RealTime, Timetable};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
-pub use sizes::sizes;
 pub use under_tcp::under_tcp;
 
-/// Real-time messages, and what stands in their way: figures 7 to 9 and table 4 of SS-RTUDP, and a cycle test.
+/// Real-time messages, and what stands in their way: figure 9 and table 4 of SS-RTUDP.
 ///
-/// Figures 7 and 8 (`--only a_`): round trips and bandwidth of 4 to 65,436 bytes beside kernel UDP's, on a veth pair and on links of 500 and
-/// 100 Mbit/s (`--only sizes`), and round trips beside a stream of the same endpoint (`--only beside`).
 /// Figure 9 (`--only under_tcp`): round trips of 64 bytes beside a TCP stream, cubic's and BBR's, that takes most of a link of 100 and of
 /// 500 Mbit/s: of LM with its smoother, of the kernel's UDP marked EF, and of the same with TCP in a class of HTB; beside what each takes
 /// alone, and what waking up takes (cyclictest).
 /// Table 4 (`--only lost`): three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400
 /// real-time datagrams a second, one by one, and 2500 others in bursts of ten, all as long as a packet: without a smoother, with each of its
 /// laws, and with others held to their share by hand. Prints what of each class was lost and how late the rest came, beside what must be lost
-/// by the port's measured rate. The same real time beside iperf3's UDP and TCP, and beside LM's own messages
-/// (`--only iperf3`).
-/// The cycle test (`--only cycle`): how late a message each millisecond is, and why the slowest was, beside cyclictest in the same seconds.
+/// by the port's measured rate.
 /// Leave the machine alone meanwhile.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     rounds: Rounds,
-    /// Runs of table 4 as long as the paper's, 300 s instead of 30, and cycle tests of 600 s instead of 60.
+    /// Runs of table 4 as long as the paper's, 300 s instead of 30.
     #[arg(long)]
     full: bool,
 }
@@ -66,8 +52,6 @@ const BUFFER_FRAMES: u32 = 32;
 /// How long a run is, and how long the paper's were.
 pub(super) const SECONDS: f64 = 30.0;
 const FULL_SECONDS: f64 = 300.0;
-/// A cycle test takes twice as long: 10 minutes in full.
-const CYCLE_PART: f64 = 2.0;
 /// Payload of a datagram that fills a packet of 1500 bytes; on the wire 1538.
 const PAYLOAD_LEN: u64 = 1472;
 /// What is asked: more than this part of the real-time datagrams is lost without a smoother.
@@ -116,19 +100,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
     arguments.rounds.measure("rt", tables(seconds), &[], |measured| {
         remarks(measured);
-        cycle::remarks(measured);
-        sizes::remarks(measured);
     })
 }
 
 /// All of them at the paper's rate.
 pub(super) fn tables(seconds: f64) -> Vec<Comparison> {
     let mut all = vec![table_4(LINK, seconds), table_4_smoothed(LINK, seconds)];
-    all.push(unmodified::comparison(LINK, seconds));
     all.extend(under_tcp::all());
-    all.extend(sizes::all());
-    all.push(beside::comparison());
-    all.extend(cycle::all(CYCLE_PART * seconds));
     all
 }
 

@@ -4,7 +4,6 @@
 //! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*. Datagrams by a timetable
 //! ([`timetable`], [`real_time`]) are told of where they were lost.
 
-mod cycle;
 mod drive;
 mod lm;
 mod meter;
@@ -29,14 +28,12 @@ use lm_dataplane::Depth;
 use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
-pub use cycle::{CycleArgs, Cycles, cycle};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::{Counted, Counts, Meter, Metered};
 #[cfg(feature = "peers")]
 pub(crate) use quic::Quic;
 use real_time::Sending;
-pub(crate) use tcp::Sends;
 use timetable::Timetable;
 
 use crate::cli::{ChecksumOption, DeliveryOption, Failure, Mode};

@@ -10,8 +10,6 @@ use std::ptr;
 
 /// `SO_EE_ORIGIN_ZEROCOPY` of `include/uapi/linux/errqueue.h`.
 const ORIGIN_ZEROCOPY: u8 = 5;
-/// `SO_EE_CODE_ZEROCOPY_COPIED` there.
-const COPIED: u8 = 1;
 
 /// Keeps in memory what of this program has been there once: under pressure a page of its code takes milliseconds to come again.
 pub(super) fn keep_memory() -> io::Result<()> {
@@ -249,8 +247,8 @@ impl Batch {
 }
 
 /// Sends of a TCP socket with `MSG_ZEROCOPY` that the kernel has finished with (`Documentation/networking/msg_zerocopy.rst`), as
-/// the highest number of a finished one plus one, and whether it copied them all the same; `None` when no notice waits.
-pub(super) fn finished_sends(socket: RawFd) -> io::Result<Option<(u32, bool)>> {
+/// the highest number of a finished one plus one; `None` when no notice waits.
+pub(super) fn finished_sends(socket: RawFd) -> io::Result<Option<u32>> {
     // Aligned for a `cmsghdr`.
     let mut control = [0_u64; 16];
     // SAFETY: all zeroes are a legal `msghdr`.
@@ -281,7 +279,7 @@ pub(super) fn finished_sends(socket: RawFd) -> io::Result<Option<(u32, bool)>> {
     if notice.ee_origin != ORIGIN_ZEROCOPY {
         return Err(io::Error::from_raw_os_error(notice.ee_errno as i32));
     }
-    Ok(Some((notice.ee_data.wrapping_add(1), notice.ee_code == COPIED)))
+    Ok(Some(notice.ee_data.wrapping_add(1)))
 }
 
 /// Sends without the kernel's copy; `bytes` must stay as they are until [`finished_sends`] says so (else the wrong bytes travel: no

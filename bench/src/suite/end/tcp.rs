@@ -50,7 +50,6 @@ pub(crate) struct Sends {
     started: u32,
     finished: u32,
     turn: usize,
-    copied: bool,
 }
 
 impl Tcp {
@@ -217,13 +216,7 @@ impl Sends {
             started: 0,
             finished: 0,
             turn: 0,
-            copied: false,
         })
-    }
-
-    /// Whether the kernel has copied any, where a packet's way allows nothing else.
-    pub(crate) fn copied(&self) -> bool {
-        self.copied
     }
 
     /// Sends a buffer, and waits until the next one is free.
@@ -262,9 +255,8 @@ impl Sends {
     }
 
     fn reap(&mut self, socket: i32) -> io::Result<()> {
-        while let Some((finished, copied)) = sys::finished_sends(socket)? {
+        while let Some(finished) = sys::finished_sends(socket)? {
             self.finished = finished;
-            self.copied |= copied;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use lm_measure::statistics::Quantile;
 use serde_json::{Value, json};
 
 use super::super::Unit::{MbitPerSecond, Microseconds, Percent};
-use super::super::{Column, Comparison, Contender, Sample, Target, recipes};
+use super::super::{Column, Comparison, Contender, Sample, Target};
 use super::{SET_UP_S, count, now_ns, number};
 use crate::bed::{Bed, BedConfig, Launch, Port, Program};
 use crate::ends::{self, Ends, RealTime, Timetable};
@@ -288,7 +288,7 @@ impl Case {
             None => self.waking(bed, timetable.begins_ns)?,
         };
         if let Some([sender, mut receiver]) = tcp {
-            let sender = recipes::finish_sender(sender, &mut receiver)?;
+            let sender = finish_sender(sender, &mut receiver)?;
             let received = receiver.finish()?.json()?;
             let mbit_per_s = ends::gbit_per_s(&received)? * 1e3;
             report["tcp"] = json!({
@@ -409,6 +409,23 @@ fn launch(programs: &Programs, words: Vec<String>, core: usize, seconds: f64) ->
         .args(words)
         .core(core)
         .time_limit(Duration::from_secs_f64(limit))
+}
+
+/// What a sender reports that ends by itself, or is asked to when the receiver has measured; nothing of one that does not listen then,
+/// since it waits for what was lost.
+fn finish_sender(mut sender: Program, receiver: &mut Program) -> Result<Value> {
+    while !sender.has_ended()? {
+        if receiver.has_printed() || receiver.has_ended()? {
+            let output = sender.stop()?;
+            return if output.status.success() {
+                output.json()
+            } else {
+                Ok(Value::Null)
+            };
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    sender.finish()?.json()
 }
 
 #[cfg(test)]
