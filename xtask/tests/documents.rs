@@ -17,14 +17,14 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All documents, but the page that is made of result files.
+/// All documents.
 fn documents() -> Vec<String> {
     let mut found = Vec::new();
     for folder in ["", "bench/", "docs/"] {
         for entry in std::fs::read_dir(root().join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let path = format!("{folder}{name}");
-            if path.ends_with(".md") && path != "docs/figures.md" {
+            if path.ends_with(".md") {
                 found.push(path);
             }
         }
