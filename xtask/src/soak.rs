@@ -40,8 +40,7 @@ const LONG_VARIABLE: &str = "LM_LONG";
 /// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
 /// the daemons grow in neither descriptors nor memory. Needs root.
 ///
-/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/ci.md lists them), and the measuring tools' tests with
-/// QUIC, which an ordinary build does not have.
+/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/ci.md lists them).
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -148,17 +147,7 @@ fn long_loops() -> Result<()> {
                 .env(LONG_VARIABLE, "1"),
         )?;
     }
-    // An ordinary build has no QUIC.
-    run_command(cargo().args([
-        "test",
-        "--package",
-        "lm-bench",
-        "--features",
-        "peers",
-        "--test",
-        "tools",
-        "suite::",
-    ]))
+    Ok(())
 }
 
 /// Seeds of a simulated world; gives the program that ran them, and their traces.

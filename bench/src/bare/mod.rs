@@ -14,8 +14,6 @@ mod pingpong;
 mod redirect;
 mod socket;
 mod stream;
-#[cfg(feature = "xsk-rs")]
-mod xsk_rs;
 
 use std::ffi::CString;
 use std::io;
@@ -80,18 +78,6 @@ pub enum BusyPoll {
     Udp,
 }
 
-/// By whose code a bare program drives its AF_XDP socket.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Sockets {
-    /// This program's own.
-    #[default]
-    Own,
-    /// The crate xsk-rs; streams alone.
-    #[cfg(feature = "xsk-rs")]
-    XskRs,
-}
-
 /// The switches both sides have.
 #[derive(Debug, Clone, Args)]
 pub struct PortArgs {
@@ -132,9 +118,6 @@ pub struct PortArgs {
     /// has no zero-copy mode without
     #[arg(long)]
     pub zero_copy: bool,
-    /// By whose code
-    #[arg(long, value_enum, default_value_t = Sockets::Own)]
-    pub sockets: Sockets,
     /// What is counted while it measures
     #[command(flatten)]
     pub counted: Counted,

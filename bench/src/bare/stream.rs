@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
-use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, redirect};
+use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, Waiting, ifindex, redirect};
 use crate::suite::Cost;
 
 /// Arguments of `bare send`.
@@ -110,15 +110,9 @@ pub(super) trait Sending {
 /// Anything the kernel says when the socket is made, and sending errors other than a full device.
 pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
     args.port.check_payload(args.payload)?;
-    match args.port.sockets {
-        Sockets::Own => {
-            let own = Own::open(args)?;
-            let room = Room::new(args, own.chunks)?;
-            send_by(args, own, &room)
-        }
-        #[cfg(feature = "xsk-rs")]
-        Sockets::XskRs => send_by(args, super::xsk_rs::Port::to_send(args)?, &Room::new(args, 1)?),
-    }
+    let own = Own::open(args)?;
+    let room = Room::new(args, own.chunks)?;
+    send_by(args, own, &room)
 }
 
 fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<SendReport> {
@@ -360,22 +354,13 @@ impl Taken {
 ///
 /// Anything the kernel says when socket and program are made.
 pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
-    match args.port.sockets {
-        Sockets::Own => {
-            let port = Port::open(&args.port)?;
-            receive_by(
-                args,
-                Whole {
-                    port,
-                    len: 0,
-                    sequence: 0,
-                },
-                ready,
-            )
-        }
-        #[cfg(feature = "xsk-rs")]
-        Sockets::XskRs => receive_by(args, super::xsk_rs::Port::to_receive(&args.port)?, ready),
-    }
+    let port = Port::open(&args.port)?;
+    let whole = Whole {
+        port,
+        len: 0,
+        sequence: 0,
+    };
+    receive_by(args, whole, ready)
 }
 
 fn receive_by(

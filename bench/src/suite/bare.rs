@@ -11,7 +11,7 @@ use super::end::Counted;
 use super::host::LinkEnd;
 use super::measure::per_message;
 use super::schema::{Round, TransferRound};
-use crate::bare::{self, Sockets};
+use crate::bare;
 use crate::cli::Failure;
 
 /// Headers of a packet over IPv4 with UDP.
@@ -111,7 +111,6 @@ impl End {
 /// How bare sockets are driven.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Way {
-    pub(super) sockets: Sockets,
     pub(super) recipe: Recipe,
     /// Else the kernel copies.
     pub(super) zero_copy: bool,
@@ -153,15 +152,10 @@ impl BareSpec {
         };
         // Small things on queue 0, bulk on a queue of its own; generic mode on veth counts them otherwise.
         let bulk = round_trips.is_none() && way.recipe != Recipe::GenericSpinning;
-        let longest = if way.sockets == Sockets::Own {
-            full
-        } else {
-            full.min(LONGEST_OF_ONE)
-        };
         BareSpec {
             way,
             round_trips,
-            payload: size.min(longest).max(SHORTEST),
+            payload: size.min(full).max(SHORTEST),
             warm_up,
             seconds,
             queue: u32::from(bulk && near.queues.min(far.queues) > 1),
@@ -189,12 +183,6 @@ impl BareSpec {
             let file = pace_file(pace);
             line.push_str(&format!(" --pace {}", file.display()));
         }
-        let sockets = self
-            .way
-            .sockets
-            .to_possible_value()
-            .expect("no variant is skipped");
-        line.push_str(&format!(" --sockets {}", sockets.get_name()));
         if self.way.zero_copy {
             line.push_str(" --zero-copy");
         }

@@ -4,7 +4,6 @@ use super::end::Transport;
 use super::frozen::PREFIX;
 use super::schema::What;
 use super::tools::Tool;
-use crate::bare::Sockets;
 
 /// Which of the links a system runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +26,7 @@ pub(super) enum How {
     /// Our own ends.
     Ours(Transport),
     /// The bare programs, by whose sockets.
-    Bare(Sockets),
+    Bare,
     /// The ends of a frozen build, as LM's own.
     Frozen,
     /// Somebody else's.
@@ -84,14 +83,6 @@ const fn variant(
 use How::{Bare, Ours};
 use On::{Main, Offloads, Plain, Polled, Steered};
 
-/// Systems that this program was built without, and the features that they want.
-pub(super) const WITHOUT: &[(&str, &str)] = &[
-    #[cfg(not(feature = "peers"))]
-    ("quinn", "peers"),
-    #[cfg(not(feature = "xsk-rs"))]
-    ("xsk-rs", "xsk-rs"),
-];
-
 /// Everybody. The first one is what the others are compared with.
 pub(super) const ALL: &[Entry] = &[
     entry(
@@ -120,19 +111,10 @@ pub(super) const ALL: &[Entry] = &[
         "bare",
         "bare AF_XDP",
         Main,
-        Bare(Sockets::Own),
+        Bare,
         "packets without messages, acknowledgements or gate, by the best of six recipes, LM's own among them: 192 in flight, 32 descriptors a \
          call, chunks of 2048 bytes that do not overlap, where packets are longer several of 4096 and 512 KiB in flight, paced through \
          shared memory where both ends are on one machine",
-    ),
-    #[cfg(feature = "xsk-rs")]
-    entry(
-        "xsk-rs",
-        "bare AF_XDP by xsk-rs",
-        Main,
-        Bare(Sockets::XskRs),
-        "streams as of bare, by the rings of the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; a packet has one \
-         frame",
     ),
     entry(
         "udp-blocking",
@@ -227,15 +209,6 @@ pub(super) const ALL: &[Entry] = &[
         Offloads,
         Ours(Transport::Tcp),
         "as tcp, on a link with segmentation offloads: on veth the segments never become packets",
-    ),
-    #[cfg(feature = "peers")]
-    entry(
-        "quinn",
-        "QUIC (quinn)",
-        Plain,
-        Ours(Transport::Quic),
-        "quinn 0.11 with rustls and ring, one stream, one thread each side, datagrams as long as the link takes, no MTU discovery, windows \
-         of 64 MiB, GSO and GRO as quinn chooses",
     ),
     entry(
         "iperf3",
@@ -389,9 +362,9 @@ impl Entry {
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             // One packet is all that a bare round trip has.
-            How::Bare(sockets) => match what {
+            How::Bare => match what {
                 What::Throughput => size >= 8,
-                What::Latency => sockets == Sockets::Own && (8..=1472).contains(&size),
+                What::Latency => (8..=1472).contains(&size),
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             How::Frozen => ALL[0].measures(what, size),

@@ -106,8 +106,8 @@ fn entries(names: &[&str], frozen: &[Entry]) -> Result<Vec<Entry>, Failure> {
         return Ok(catalogue::ALL.to_vec());
     }
     let known = || catalogue::known().copied().chain(frozen.iter().copied());
-    let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
-    (names.iter().filter(|name| !is_left_out(name)))
+    names
+        .iter()
         .map(|name| {
             let found = known().find(|entry| entry.id == *name);
             found.ok_or_else(|| {
@@ -137,7 +137,6 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
     let mut entries = entries(&asked, &frozen)?;
     let unnamed = frozen.into_iter().filter(|one| !asked.contains(&one.id));
     entries.extend(unnamed);
-    let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
         .rounds
@@ -183,11 +182,6 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         match bench.absence(entry) {
             Some(why) => run.is_absent(entry.id, why),
             None => present.push(*entry),
-        }
-    }
-    for (id, feature) in catalogue::WITHOUT {
-        if is_asked(id) {
-            run.is_absent(id, format!("built without the feature {feature}"));
         }
     }
     run.choose_recipes(command, &mut bench, &present, rounds, args.recipe, extent);
@@ -273,7 +267,7 @@ impl Run {
         asked: Option<Recipe>,
         extent: Extent,
     ) {
-        for entry in entries.iter().filter(|entry| matches!(entry.how, How::Bare(_))) {
+        for entry in entries.iter().filter(|entry| matches!(entry.how, How::Bare)) {
             if let Some(recipe) = asked {
                 bench.take_recipe(entry, recipe);
                 continue;
@@ -422,7 +416,7 @@ impl Run {
             id: entry.id.to_owned(),
             title: entry.title.to_owned(),
             configuration: match entry.how {
-                How::Bare(_) => format!("{}; {}", bench.recipe(entry).title(), entry.configuration),
+                How::Bare => format!("{}; {}", bench.recipe(entry).title(), entry.configuration),
                 _ => entry.configuration.to_owned(),
             },
             link: bench.link_name(entry.on),

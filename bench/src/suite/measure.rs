@@ -271,7 +271,7 @@ impl Bench {
                 self.modes.extend(there.mode.clone());
                 Ok(self.round(what, at, &here, &there))
             }
-            How::Bare(sockets) => {
+            How::Bare => {
                 let count = (what == What::Latency).then_some(extent.count);
                 let windows = [extent.warm_up, extent.seconds];
                 let ends = [&near, &far];
@@ -281,11 +281,7 @@ impl Bench {
                     self.recipe(entry)
                 };
                 let zero_copy = extent.mode == Mode::ZeroCopy;
-                let way = Way {
-                    sockets,
-                    recipe,
-                    zero_copy,
-                };
+                let way = Way { recipe, zero_copy };
                 let mut spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
                 spec.counted = self.counted.clone();
                 let launch = Launch::Bare(spec.clone());

@@ -29,8 +29,6 @@ mod tools;
 
 pub use args::MeasureArgs;
 pub use command::{Measuring, measure};
-#[cfg(feature = "peers")]
-pub(crate) use end::Quic;
 pub use end::{Cost, EndArgs, Outcome, run};
 pub(crate) use end::{Counted, Meter, Metered};
 pub(crate) use host::await_link;

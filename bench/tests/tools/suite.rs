@@ -12,12 +12,6 @@ use rustix::process::{Pid, Signal};
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
 use crate::measuring::{bare_addresses, lm_bench};
 
-/// The peer that is there in a build with the feature `peers` alone.
-const QUIC: Option<&str> = if cfg!(feature = "peers") {
-    Some("quinn")
-} else {
-    None
-};
 /// Everybody is a lot, and the machine may be busy.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
@@ -132,10 +126,7 @@ fn compare_measures_everybody_in_turns() {
         "udp-spinning",
         "tcp",
         "bare",
-    ]
-    .into_iter()
-    .chain(QUIC)
-    {
+    ] {
         assert!(measured(What::Latency, system), "{system}: {:?}", report.absent);
         assert!(
             measured(What::Throughput, system),
@@ -159,11 +150,6 @@ fn compare_measures_everybody_in_turns() {
     }
     // Who is not there is said to be absent: this link has no receive packet steering.
     assert!(report.absent.iter().any(|absent| absent.system == "udp-rps"));
-    // So is who was not built in.
-    let absent = report.absent.iter().find(|absent| absent.system == "xsk-rs");
-    assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
-    assert_eq!(measured(What::Throughput, "xsk-rs"), cfg!(feature = "xsk-rs"));
-    assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
     let targets = |against: &str| {
         let of = report.ratios.iter().filter(move |ratio| ratio.against == against);
         of.filter(|ratio| ratio.target.is_some())
@@ -190,12 +176,9 @@ fn compare_measures_everybody_in_turns() {
 fn round_trips_of_any_length_by_the_clock_and_without() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let line = format!(
-        "latency {RECEIVER} --systems lm,udp-blocking,tcp{} --sizes 1,61,65539 --count 30",
-        QUIC.map_or("", |_| ",quinn")
-    );
+    let line = format!("latency {RECEIVER} --systems lm,udp-blocking,tcp --sizes 1,61,65539 --count 30");
     let (report, _) = measure(&bed, &line);
-    for system in ["lm", "tcp"].into_iter().chain(QUIC) {
+    for system in ["lm", "tcp"] {
         let sizes: Vec<u64> = (report.rows.iter())
             .filter(|row| row.system == system)
             .inspect(|row| check_round(row, &row.rounds[0], 0))

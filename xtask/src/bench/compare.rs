@@ -14,7 +14,7 @@ use crate::workspace::Programs;
 /// As long as anybody may want to measure.
 const LONG: Duration = Duration::from_secs(12 * 3600);
 
-/// Measure LM beside everybody else between two hosts on this machine: kernel UDP and TCP in their best settings, QUIC, bare AF_XDP, and
+/// Measure LM beside everybody else between two hosts on this machine: kernel UDP and TCP in their best settings, bare AF_XDP, and
 /// whatever standard tools are installed.
 ///
 /// Makes two hosts with five equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with

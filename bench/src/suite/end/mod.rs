@@ -8,8 +8,6 @@ mod drive;
 mod lm;
 mod meter;
 mod polling;
-#[cfg(feature = "peers")]
-mod quic;
 mod real_time;
 mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
@@ -31,8 +29,6 @@ use serde::{Deserialize, Serialize};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::{Counted, Counts, Meter, Metered};
-#[cfg(feature = "peers")]
-pub(crate) use quic::Quic;
 use real_time::Sending;
 use timetable::Timetable;
 
@@ -71,9 +67,6 @@ pub(crate) enum Transport {
     TcpPolled,
     /// Kernel TCP with `MSG_ZEROCOPY`.
     TcpZerocopy,
-    /// QUIC.
-    #[cfg(feature = "peers")]
-    Quic,
 }
 
 impl Transport {
@@ -408,11 +401,6 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         }
         Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy => {
             Box::new(tcp::Tcp::open(near, any, spec, args.congestion.as_deref(), ready).map_err(failed)?)
-        }
-        #[cfg(feature = "peers")]
-        Transport::Quic => {
-            let address = if near { spec.address } else { any };
-            Box::new(Quic::open(near, address, spec.mtu, spec.size as usize, ready).map_err(failed)?)
         }
     })
 }
