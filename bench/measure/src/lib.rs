@@ -3,8 +3,6 @@
 #![deny(unsafe_code)]
 
 pub mod distance;
-#[expect(unsafe_code, reason = "an instruction that does nothing")]
-pub mod mark;
 pub mod rate;
 pub mod size;
 pub mod statistics;

@@ -4,7 +4,6 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_measure::mark;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
 use super::socket::is_last;
@@ -106,7 +105,6 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     for number in 0..args.count + warm_up {
         if number == warm_up {
             meter.begin(Some(0));
-            mark::pass::<{ mark::BEGIN }>();
         }
         port.prepare(&headers, &number.to_be_bytes());
         let sent = Instant::now();
@@ -134,7 +132,6 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
             round_trips.record_ns(elapsed.as_nanos() as u64);
         }
     }
-    mark::pass::<{ mark::END }>();
     Ok(Outcome {
         cost: meter.end(Some(0)),
         ..Outcome::of_round_trips(&round_trips)

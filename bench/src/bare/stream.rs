@@ -8,7 +8,6 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_measure::mark;
 use serde::{Deserialize, Serialize};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
@@ -401,11 +400,9 @@ fn receive_by(
             None if (now - started).as_secs_f64() >= args.warmup => {
                 counts_from = Some((now, taken.next));
                 meter.begin(Some(0));
-                mark::pass::<{ mark::BEGIN }>();
                 (taken.bytes, taken.packets, batches) = (0, 0, 0);
             }
             Some((since, first)) if (now - since).as_secs_f64() >= args.seconds => {
-                mark::pass::<{ mark::END }>();
                 let seconds = (now - since).as_secs_f64();
                 let (waiting, fd) = from.waiting();
                 return Ok(ReceiveReport {

@@ -2,7 +2,6 @@
 //! what this machine does meanwhile does not show. What that clock sees and what not: docs/card-bench.md.
 
 pub(super) mod baseline;
-mod parts;
 
 use std::path::PathBuf;
 
@@ -13,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use baseline::compare;
-use parts::Parts;
 
 use super::frozen::{self, Revision};
 use crate::bed::leftovers::temporary_folder;
@@ -53,8 +51,6 @@ const AUTO_QUEUE: &str = "lm-auto-queue";
 const CHECKSUMS: [&str; 3] = ["lm-integrated", "lm-offload", "lm-summed-apart"];
 /// Messages of real-time sockets, whose ends sleep as those of blocking UDP do: for table 1 of SS-RTUDP.
 const REAL_TIME: &str = "real-time-sleeping";
-/// More rows have no table of their layers.
-const LAYERED: usize = 4;
 const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 
 /// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
@@ -135,9 +131,6 @@ struct Measured {
     uncounted: Option<String>,
     /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
     interrupts: Option<[f64; 2]>,
-    /// Whose the instructions of a message are.
-    #[serde(default)]
-    parts: Option<Parts>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
 }
@@ -203,7 +196,6 @@ impl Measured {
             copies_uncounted: report["copies_uncounted"].as_str().map(str::to_owned),
             uncounted: report["uncounted"].as_str().map(str::to_owned),
             interrupts: interrupts(),
-            parts: Parts::of(row.what, report),
             failures,
         }
     }
@@ -368,10 +360,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(!rows.is_empty(), "no system measures that");
     let choice = choice(arguments);
     let (measured, machines) = measure(rows, &choice, &with)?;
-    print!("{}\n{}", table(&measured), parts::table(&measured));
-    if measured.len() <= LAYERED {
-        print!("\n{}", parts::layers(&measured));
-    }
+    print!("{}", table(&measured));
     if let Some(file) = file {
         file.write(&json!({
             "suite": "card",

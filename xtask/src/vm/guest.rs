@@ -14,9 +14,8 @@ use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
 use super::devices::Device;
-use super::instructions;
 use super::protocol::{Ended, Event, MODULES_DIR, Outcome, PLAN_PATH, Plan, Spoil, Task, Work, tail};
-use super::qemu::{self, Clock};
+use super::qemu;
 use crate::bed::{Launch, Output};
 
 /// The port that results leave through; the first one is the console.
@@ -71,10 +70,6 @@ fn run() -> Result<()> {
             return port.say(&Event::Broken { reason });
         }
     };
-    if plan.clock == Clock::Instructions && plan.tasks.iter().any(|task| matches!(task.work, Work::Row(_))) {
-        let functions = instructions::of_this_kernel()?;
-        port.say(&Event::Symbols { functions })?;
-    }
     let mut facts = facts();
     facts["troubles"] = json!(troubles);
     port.say(&Event::Booted { facts })?;

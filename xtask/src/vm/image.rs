@@ -15,10 +15,8 @@ use super::unavailable::{self, Unavailable};
 use crate::bed::Launch;
 use crate::workspace::{cargo, run, target_dir};
 
-/// Crates whose programs are in the guest, and QEMU's plugin.
-const PACKAGES: [&str; 3] = ["lm-bench", "xtask", "lm-plugin"];
-/// The file of that plugin, beside the programs.
-pub(super) const PLUGIN: &str = "liblm_plugin.so";
+/// Crates whose programs are in the guest.
+const PACKAGES: [&str; 2] = ["lm-bench", "xtask"];
 const PROGRAMS: [&str; 5] = ["lm-bench", "lm-check", "lm-recv", "lm-send", "xtask"];
 /// Debian's programs, which are linked with Debian's libraries.
 const TOOLS: [(&str, &str); 3] = [("ip", "usr/sbin"), ("tc", "usr/sbin"), ("ethtool", "usr/sbin")];

@@ -39,8 +39,6 @@ pub struct Run<'a> {
     pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
-    /// The plugin that counts instructions, and the file that it writes.
-    pub plugin: Option<[&'a Path; 2]>,
     /// What the guest was told to do.
     pub tasks: &'a [Task],
 }
@@ -50,8 +48,6 @@ pub struct Run<'a> {
 pub struct Report {
     /// What the guest said of itself when it was up; null if it never was.
     pub facts: Value,
-    /// Where its kernel's functions are, if it was to say so.
-    pub functions: String,
     /// From QEMU's start until then.
     pub boot_seconds: f64,
     /// From QEMU's start to its end.
@@ -93,7 +89,6 @@ impl Run<'_> {
             taps: network.is_some().then(|| TAPS.map(str::to_owned)),
             offloads: self.offloads,
             clock: self.clock,
-            plugin: self.plugin,
         };
         let launch = self.qemu.launch(&config, limit);
         let started = Instant::now();
@@ -245,7 +240,6 @@ impl<'a> Conversation<'a> {
                 }
                 self.report.facts = facts;
             }
-            Event::Symbols { functions } => self.report.functions = functions,
             Event::Started { name } => {
                 let limit = self.tasks.iter().find(|task| task.name == name);
                 let limit = Duration::from_secs(limit.map_or(0, |task| u64::from(task.limit_s)));

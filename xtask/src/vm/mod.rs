@@ -17,8 +17,6 @@ pub mod checks;
 pub mod devices;
 pub mod guest;
 mod image;
-pub mod instructions;
-pub mod layers;
 pub mod machine;
 mod packages;
 pub mod protocol;
@@ -28,16 +26,15 @@ pub mod unavailable;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-use checks::card::{FROZEN, Row};
+use checks::card::Row;
 use checks::{List, Selected};
 use devices::Device;
 pub use image::Build;
 use image::Image;
-use instructions::Symbols;
 use machine::Report;
 use packages::{Cache, KERNEL, QEMU, TOOLS};
 use protocol::{Mode, Outcome, Plan, Task, Work};
@@ -291,14 +288,6 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         tasks: tasks.to_vec(),
     };
     let root = folder.join("root");
-    let rows = tasks.iter().map(|task| match &task.work {
-        Work::Row(row) => Some(row),
-        _ => None,
-    });
-    let rows: Vec<&Row> = rows.flatten().collect();
-    let counts = choice.clock == Clock::Instructions && !rows.is_empty() && parts.qemu.has_plugins;
-    let plugin = counts.then(|| programs.join(image::PLUGIN));
-    let counted = folder.join("instructions");
     let image = Image::new(root, &parts.tools, &programs, &plan, &modules, &arguments.with)?;
     let archive_len = image.pack(&archive)?;
     let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
@@ -311,7 +300,7 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         parts.qemu.version,
         archive_len >> 20
     );
-    let mut report = machine::Run {
+    let report = machine::Run {
         qemu: &parts.qemu,
         kernel: &parts.kernel,
         initramfs: &archive,
@@ -321,21 +310,9 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         hub: choice.hub,
         offloads: choice.offloads,
         clock: choice.clock,
-        plugin: plugin.as_ref().map(|plugin| [&**plugin, &*counted]),
         tasks: &plan.tasks,
     }
     .run()?;
-    if plugin.is_some() {
-        let program = std::fs::read(programs.join("lm-bench")).context("cannot read lm-bench")?;
-        let symbols = Symbols::of(&report.functions, &program)?;
-        let counted = std::fs::read_to_string(&counted).context("cannot read what the plugin counted")?;
-        for (number, (row, ended)) in rows.iter().zip(&mut report.ended).enumerate() {
-            if ended.report.is_object() {
-                let has_names = !row.system.starts_with(FROZEN);
-                ended.report["instructions"] = json!(symbols.add_up(&counted, number, row.device, has_names));
-            }
-        }
-    }
     let result = json!({
         "suite": "vm",
         "mode": choice.mode,

@@ -146,11 +146,6 @@ pub enum Event {
         /// What the guest found, see `guest::facts`.
         facts: Value,
     },
-    /// Before it: where the kernel's functions are, if rows are to be measured.
-    Symbols {
-        /// See `instructions::of_this_kernel`.
-        functions: String,
-    },
     /// A task begins.
     Started {
         /// Its name.

@@ -12,8 +12,6 @@ use crate::bed::Launch;
 
 /// The first QEMU with an igb that works, and with all options that are used here: version 8.2.
 const OLDEST: [u64; 2] = [8, 2];
-/// The first one with version 3 of the interface of plugins.
-const OLDEST_WITH_PLUGINS: [u64; 2] = [9, 1];
 /// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests' own.
 pub const HUGE_PAGES: u32 = 160;
 /// Where Debian has its libraries.
@@ -28,8 +26,6 @@ pub struct Qemu {
     words: Vec<String>,
     /// As it says itself, for example `10.0.2 (Debian 1:10.0.2+ds-2)`.
     pub version: String,
-    /// Whether it takes a plugin such as `xtask/plugin`.
-    pub has_plugins: bool,
 }
 
 impl Qemu {
@@ -69,9 +65,6 @@ impl Qemu {
         );
         Ok(Qemu {
             version: version.to_owned(),
-            // One that was built without refuses the option; the file is looked for later.
-            has_plugins: numbers(version) >= OLDEST_WITH_PLUGINS.to_vec()
-                && told(&["-plugin", "none", "--version"]).is_ok(),
             words,
         })
     }
@@ -104,8 +97,6 @@ pub struct MachineConfig<'a> {
     pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
-    /// The plugin that counts instructions, and the file that it writes.
-    pub plugin: Option<[&'a Path; 2]>,
 }
 
 /// What the guest's time is.
@@ -152,9 +143,6 @@ impl MachineConfig<'_> {
             // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of day.
             add("-seed", "1".to_owned());
             add("-rtc", "base=2026-01-01,clock=vm".to_owned());
-        }
-        if let Some([plugin, out]) = self.plugin {
-            add("-plugin", format!("{},out={}", escape(plugin), escape(out)));
         }
         add("-kernel", self.kernel.to_string_lossy().into_owned());
         add("-initrd", self.initramfs.to_string_lossy().into_owned());
@@ -335,7 +323,6 @@ mod tests {
             offloads: false,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
             clock,
-            plugin: None,
         }
         .options()
         .join(" ")
@@ -414,30 +401,18 @@ mod tests {
     }
 
     #[test]
-    fn an_old_qemu_is_refused_and_plugins_are_left_out_where_they_are_not_taken() {
+    fn an_old_qemu_is_refused() {
         use std::os::unix::fs::PermissionsExt as _;
         let (folder, _folder) =
             crate::bed::leftovers::temporary_folder(&std::env::temp_dir(), "qemu").unwrap();
-        let of = |version: &str, takes_plugins: bool| {
-            let path = folder.join(format!("qemu-{version}-{takes_plugins}"));
-            let refuses = if takes_plugins {
-                ""
-            } else {
-                "[ \"$1\" = -plugin ] && exit 1\n"
-            };
-            let text = format!("#!/bin/sh\n{refuses}echo 'QEMU emulator version {version}'\n");
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-            Qemu::at(&path)
-        };
-        let error = of("8.1.5", true).unwrap_err().to_string();
+        let path = folder.join("qemu");
+        std::fs::write(&path, "#!/bin/sh\necho 'QEMU emulator version 8.1.5'\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let error = Qemu::at(&path).unwrap_err().to_string();
         assert!(
             error.contains("QEMU 8.1.5 is too old") && error.contains("--qemu FILE"),
             "{error}"
         );
-        let takes = [("9.0.4", true), ("9.1.0", false), ("9.1.0", true)];
-        let has = takes.map(|(version, takes)| of(version, takes).unwrap().has_plugins);
-        assert_eq!(has, [false, false, true]);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::Endpoint;
-use lm_measure::mark;
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
@@ -141,7 +140,6 @@ pub(super) fn ask(
         }
         if number == warm_up {
             meter.begin(end.copied_bytes());
-            mark::pass::<{ mark::BEGIN }>();
         }
         // What was due and could not be sent has been waiting since (no coordinated omission).
         let from = due.unwrap_or_else(Instant::now);
@@ -198,7 +196,6 @@ pub(super) fn ask(
             break;
         }
     }
-    mark::pass::<{ mark::END }>();
     let cost = meter.end(end.copied_bytes());
     end.close()?;
     Ok(Outcome {
@@ -347,11 +344,9 @@ pub(super) fn receive(
             None if (now - started).as_secs_f64() >= warm_up => {
                 counts_from = Some(now);
                 meter.begin(end.copied_bytes());
-                mark::pass::<{ mark::BEGIN }>();
                 tallies.iter_mut().for_each(Tally::begin);
             }
             Some(from) if (now - from).as_secs_f64() >= seconds => {
-                mark::pass::<{ mark::END }>();
                 let sum = |part: fn(&Tally) -> u64| tallies.iter().map(part).sum();
                 return Ok(Outcome {
                     bytes: sum(|one| one.bytes),

@@ -3,8 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::{
-    AGREE, BASELINE, Kept, Machine, Measured, USECS, What, earlier, measure, other_machine, parts,
-    short_rows, table,
+    AGREE, BASELINE, Kept, Machine, Measured, USECS, What, earlier, measure, other_machine, short_rows, table,
 };
 use crate::bench::frozen;
 use crate::vm::qemu::Clock;
@@ -30,8 +29,7 @@ pub(crate) fn check() -> Result<()> {
     };
     let mut rows = short_rows(1, USECS);
     let (now, machines) = measure(rows.clone(), &choice(Build::Counted), &[])?;
-    print!("{}\n{}", table(&now), parts::table(&now));
-    parts::are_the_whole(&now)?;
+    print!("{}", table(&now));
     if is_of(&baseline, machine::rustc(), &machines) {
         return not_worse(&now, &baseline.rows);
     }

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lm_measure::mark;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -190,7 +189,6 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    mark::pass::<{ mark::ROW }>();
     let row: Row = serde_json::from_str(&arguments.row).context("no row is that")?;
     if row.what == What::Sessions {
         println!("{}", sessions::measure(&row)?);
@@ -271,7 +269,6 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
         row.rounds
     ))?;
     let after = counts(bed)?;
-    mark::pass::<{ mark::DONE }>();
     let (counted, uncopied) = match row.calls {
         true => count(&bench, &line, row.device)?,
         false => (Value::Null, None),
