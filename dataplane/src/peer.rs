@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(peers.find_or_add(address(9001), &addressing, 9999), Some(wanted));
     }
 
-    /// Whoever answers at one address does so at each of its ports.
+    /// A host that answers at its address does so at each port.
     #[test]
     fn one_address_has_half_of_the_table() {
         let mut peers = Peers::new(&Cookies::new(&[0; 16]));

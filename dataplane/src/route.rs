@@ -104,7 +104,7 @@ pub struct Neighbours {
     interface: u32,
     netlink: Socket,
     /// Has the kernel ask for neighbours. What waits for an answer is bounded by its allowance: that of no other socket is used up by
-    /// addresses that nobody has.
+    /// addresses that no host has.
     nudge: UdpSocket,
 }
 

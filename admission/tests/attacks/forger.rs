@@ -1,4 +1,4 @@
-//! Who writes packets under any address, and reads and answers what comes back.
+//! Packets under any address, and answers to what comes back.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4};

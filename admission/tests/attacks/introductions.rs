@@ -330,7 +330,7 @@ pub(crate) fn who_is_not_allowed_is_heard_by_no_way(form: Form) {
     };
     for queue in QUEUES {
         bed.steer_to_receiver(queue);
-        // And not as one who may, from elsewhere: whatever comes back is answered.
+        // And not under an address that may, from elsewhere: all that comes back is answered.
         let attack = |forger: &Forger, n: u64| {
             forger.send(HONEST, RECEIVER, &small_message(HONEST, n << 40, 0, b"forged"));
         };

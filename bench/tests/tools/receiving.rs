@@ -262,7 +262,7 @@ fn a_forged_host_writes_nothing_and_ends_nothing() {
     wait_until("it is under way", || {
         fs::read_dir(&directory).unwrap().count() > 0
     });
-    // The data port is the lower one of two. Whoever does not know it tries all.
+    // The data port is the lower one of two. An attacker tries all.
     let table = bed.on(Host::Sender, || fs::read_to_string("/proc/thread-self/net/udp"));
     let port = |line: &str| u16::from_str_radix(line.split_whitespace().nth(1)?.split_once(':')?.1, 16).ok();
     let port = table.unwrap().lines().filter_map(port).min().expect("its port");

@@ -310,7 +310,7 @@ fn queues_without_a_role_pass_everything() {
 fn queues_beyond_the_maps_pass_and_count() {
     bed::in_namespace(|| {
         bed::ip(
-            "link add big0 address 02:00:00:00:00:02 numrxqueues 66 numtxqueues 66 type veth peer name big1 numrxqueues 66 numtxqueues 66",
+            "link add big0 address 2:0:0:0:0:2 numrxqueues 66 numtxqueues 66 type veth peer name big1 numrxqueues 66 numtxqueues 66",
         );
         bed::ip("link set big0 up");
         let ifindex = bed::ifindex("big0");
