@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Longest line in characters, but in tables and code.
 const LINE_LEN_MAX: usize = 130;
@@ -228,4 +229,124 @@ fn expressions_are_understood() {
         [Some(1024), Some(2048), told("25 ms"), told("4 MiB"), None]
     );
     assert_eq!(anchor("## The data's path"), "the-datas-path");
+}
+
+/// Where packets and calls of others are handled.
+const REACHED: [&str; 8] = [
+    "admission/src",
+    "bench/src/output",
+    "bench/src/recv.rs",
+    "bench/src/transfer",
+    "dataplane/src",
+    "ebpf/src",
+    "lm-protocol/src",
+    "realtime/src",
+];
+const GROWING: [&str; 9] = [
+    "ArrayQueue<",
+    "BTreeMap<",
+    "BTreeSet<",
+    "BinaryHeap<",
+    "HashMap<",
+    "HashSet<",
+    "Sender<",
+    "Vec<",
+    "VecDeque<",
+];
+
+/// Bounds that no test reads yet: this only becomes less.
+const UNTESTED: usize = 8;
+
+/// Each field of a struct there that may grow, as `file: field`.
+fn growing_fields() -> BTreeSet<String> {
+    let listed = Command::new("git")
+        .current_dir(root())
+        .arg("ls-files")
+        .args(REACHED)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let is_product =
+        |path: &&str| path.ends_with(".rs") && !path.contains("test") && !path.contains("fuzzing");
+    let mut found = BTreeSet::new();
+    for path in listed.lines().filter(is_product) {
+        let text = read(path);
+        let mut in_struct = false;
+        for line in text.split("\n#[cfg(test)]\nmod tests {").next().unwrap().lines() {
+            let words = line.trim_start();
+            in_struct |= line.ends_with('{') && (words.starts_with("struct ") || words.contains(" struct "));
+            in_struct &= !words.starts_with('}');
+            let field = words
+                .split_once(": ")
+                .filter(|_| in_struct && !words.starts_with("//"));
+            if let Some((name, kind)) = field
+                && GROWING.iter().any(|growing| kind.contains(growing))
+            {
+                found.insert(format!("{path}: {}", name.rsplit(' ').next().unwrap()));
+            }
+        }
+    }
+    assert!(found.len() > 100, "{found:?}");
+    found
+}
+
+/// `file: field, field` becomes one entry a field.
+fn entries(text: &str) -> Vec<String> {
+    let (file, fields) = text
+        .split_once(": ")
+        .unwrap_or_else(|| panic!("`{text}` is not `file: field`"));
+    fields
+        .split(", ")
+        .map(|field| format!("{file}: {field}"))
+        .collect()
+}
+
+/// What others can make grow has a row with its bound and a test; all else that may grow is listed in xtask/bounds.txt.
+#[test]
+fn each_growing_field_has_a_bound_or_grows_by_the_process_itself() {
+    let threats = read("THREATS.md");
+    let (_, table) = threats.split_once("\n## Bounds\n").expect("a table of bounds");
+    let rows: Vec<_> = table
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(cells)
+        .collect();
+    let names = read("xtask/test-names.txt");
+    let (mut bounded, mut untested) = (BTreeSet::new(), 0);
+    for row in &rows {
+        for entry in entries(quoted(&row[0]).next().unwrap()) {
+            let (file, field) = entry.split_once(": ").unwrap();
+            assert!(read(file).contains(field), "THREATS.md: {file} has no {field}");
+            assert!(bounded.insert(entry.clone()), "THREATS.md has {entry} twice");
+        }
+        let tests = row.last().unwrap();
+        untested += usize::from(tests == "none");
+        for test in quoted(tests) {
+            assert!(names.contains(test), "THREATS.md: there is no test {test}");
+        }
+    }
+    assert!(
+        untested <= UNTESTED,
+        "THREATS.md: {untested} bounds without a test, and there may be {UNTESTED}"
+    );
+    let others = read("xtask/bounds.txt");
+    let others: BTreeSet<_> = others
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(entries)
+        .collect();
+    let growing = growing_fields();
+    let listed: BTreeSet<_> = bounded.union(&others).cloned().collect();
+    let missing: Vec<_> = growing.difference(&listed).cloned().collect();
+    let gone: Vec<_> = others.difference(&growing).cloned().collect();
+    assert!(
+        missing.is_empty(),
+        "a row of THREATS.md, or a line of xtask/bounds.txt, for:\n{}",
+        missing.join("\n")
+    );
+    assert!(
+        gone.is_empty(),
+        "xtask/bounds.txt has what is not there:\n{}",
+        gone.join("\n")
+    );
 }
