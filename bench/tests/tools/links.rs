@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Ended, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
+use crate::bed::{Bed, Ended, Host, INTERFACE, Tool, content, names, wait_until};
 
 /// Slow enough that a transfer outlasts what is done to it, and that tests beside it notice nothing.
 const RATE: &str = "100M";
@@ -330,52 +330,4 @@ fn the_doctor_of_real_time_is_content_when_its_remedies_were_taken() {
         &said(&["env"]),
         [("memlock", well), ("priorities", well), ("GSO", well)],
     );
-}
-
-/// A loop of 5 ms for a second: what became of its messages, the worst with its cause, and histograms in files that were not there.
-#[test]
-fn a_loop_of_real_time_tells_how_late_its_messages_are() {
-    let Some(bed) = Bed::quiet(false) else { return };
-    let cycle = |host, words: &[&str]| {
-        let mut command = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
-        command
-            .args(["rt", "cycle", "--interface", INTERFACE])
-            .args(words);
-        Tool::start(command)
-    };
-    let far = cycle(Host::Receiver, &[]);
-    far.wait_for_line("ready");
-    let paths = ["late.hgrm", "missed.hgrm"].map(|name| bed.path(name));
-    let [late, missed] = paths.each_ref().map(|path| path.to_str().unwrap());
-    let to = format!("{RECEIVER}:7168");
-    let length = ["--seconds", "1", "--period-us", "5000"];
-    let files = ["--to", &to, "--histogram", late, "--missed", missed];
-    let words = &[&length[..], &files].concat();
-    let report = cycle(Host::Sender, words).end().expect_code(0).json();
-    let number = |place: &str| {
-        let found = report.pointer(place).and_then(serde_json::Value::as_f64);
-        found.unwrap_or_else(|| panic!("{place}: {report}"))
-    };
-    let [due, sent, lost] = ["/due", "/sent", "/lost"].map(number);
-    assert_eq!(due, 200.0);
-    // What a busy machine has no time for is not sent, and little is lost.
-    assert!((100.0..=200.0).contains(&sent) && lost <= sent / 10.0, "{report}");
-    let times = ["p50", "p99", "max"].map(|name| number(&format!("/one_way_us/{name}")));
-    assert!(times[0] > 0.0 && times.is_sorted(), "{report}");
-    assert!(
-        number("/round_trip_us/max") >= times[0] && number("/worst/took_us") >= times[0],
-        "{report}"
-    );
-    assert!(!report["worst"]["cause"].as_str().unwrap().is_empty(), "{report}");
-    for path in &paths {
-        let text = fs::read_to_string(path).unwrap();
-        assert!(text.contains("Percentile") && text.contains("Max"), "{text}");
-    }
-    let again = cycle(Host::Sender, words).end();
-    assert!(
-        !again.status.success() && again.stderr.contains("--force"),
-        "{}",
-        again.stderr
-    );
-    far.interrupt();
 }
