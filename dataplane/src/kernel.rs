@@ -27,6 +27,7 @@ use crate::port::{
 };
 use crate::queue_poll::{QueuePoller, send_in_calls};
 use crate::ring_queue::{Bell, RingRx, RingTx};
+use crate::route::Neighbours;
 use crate::udp::UdpPair;
 use crate::waker::Waker;
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskOptions};
@@ -149,7 +150,7 @@ impl KernelNic {
             side: Side {
                 udp,
                 interface_index: config.interface_index,
-                neighbours: None,
+                neighbours: Neighbours::open(config.interface_index).ok(),
             },
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,

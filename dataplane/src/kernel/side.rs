@@ -12,7 +12,7 @@ use crate::udp::UdpPair;
 pub(super) struct Side {
     pub(super) udp: UdpPair,
     pub(super) interface_index: u32,
-    /// Opened when one is asked for.
+    /// Opened with the port, in the namespace of its interface: another thread may drive it, in another one.
     pub(super) neighbours: Option<Neighbours>,
 }
 
