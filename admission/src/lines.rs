@@ -1,5 +1,5 @@
-//! Lines of the log, many of which others cause, who may cause as many as they like: some from each place of the code in each moment, and how
-//! many were left out. One bound for all: nobody who writes a line has to think of it.
+//! Lines of the log that others can cause in any number: each place of the code writes ten in ten seconds, and the next line says how many
+//! were left out. The bound holds for every line, so that no place has to think of it.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -100,11 +100,11 @@ impl Cookies {
     }
 }
 
-/// Answers to whoever has proved nothing, whose address may be a forged one, in so many milliseconds at most.
+/// Most answers in a period to addresses that have proved nothing, and may be forged.
 const ANSWERS: u32 = 64;
 const ANSWERS_PERIOD: Duration = Duration::from_millis(64);
 
-/// Counts them. What is not answered is repeated by whoever is honest.
+/// Counts them. An honest sender repeats what was not answered.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
     since: Time,

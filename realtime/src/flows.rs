@@ -1,4 +1,4 @@
-//! Flows that come: so many are known in all and of each address, and each until it is silent. No round looks at one whose time has not come.
+//! Flows that arrive: a bound in all and for each address, and an end by silence. No round looks at a flow whose time has not come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -58,7 +58,7 @@ impl Flows {
             .take_while(move |(id, _)| id.address == address)
     }
 
-    /// An address has so many now.
+    /// Notes how many flows an address has now.
     fn share(&mut self, address: Ipv4Addr, before: usize, now: usize) {
         self.shares.remove(&(before, address));
         if now > 0 {

@@ -135,7 +135,7 @@ impl Daemon {
         if let Some(Err(broken)) = flushed {
             self.drop_program(id, &broken.to_string());
         } else if hung_up {
-            // What it has is free for whoever is read in this turn.
+            // What it has is free for the programs that are read in this turn.
             self.read_program(id);
         }
     }
