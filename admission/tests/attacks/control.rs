@@ -10,9 +10,10 @@ use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Ou
 use lm_protocol::control::{ControlMessage, End, RejectReason};
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
 use lm_protocol::time::Time;
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Daemon, PATIENCE, wait_until};
-use crate::forger::{encoded, request};
+use crate::bed::{Daemon, PATIENCE, beside, wait_until};
+use crate::forger::{Forger, encoded, request};
 use crate::form::{At, Bed, CONTROL, Form, HONEST, RECEIVER};
 use crate::program::udp;
 use crate::traffic::{assert_delivered, content, open, send, settle, up_to};
@@ -258,10 +259,10 @@ pub(crate) fn another_key(form: Form) {
     }
 }
 
-/// Ends of sessions that there are not, and whatever is of another version: who says so may stand under a forged address, and each answer goes
-/// there.
+/// Ends of sessions that there are not, and whatever is of another version: it may come under a forged address, and each answer goes there. A
+/// daemon names eight hosts of another version, each once.
 pub(crate) fn strangers_ends_and_other_versions_are_answered_in_measure(form: Form) {
-    let Some(bed) = Bed::new(form) else { return };
+    let Some(mut bed) = Bed::new(form) else { return };
     let socket = udp(bed.host(At::Attacker), 7300);
     socket.set_nonblocking(true).unwrap();
     let flood = || {
@@ -286,13 +287,32 @@ pub(crate) fn strangers_ends_and_other_versions_are_answered_in_measure(form: Fo
         }
         (answers, begun.elapsed().as_millis())
     };
-    let attack = || bed.on(At::Attacker, flood);
+    let sealed = |daemon: &Daemon| {
+        bed.on(At::Attacker, || {
+            let forger = Forger::new(INTERFACE);
+            for host in (10..50).chain(10..50) {
+                let from = SocketAddrV4::new([198, 18, 0, host].into(), CONTROL.port());
+                forger.send(from, CONTROL, &[1 << 4 | 14; 60]);
+            }
+        });
+        wait_until("all are counted", || {
+            daemon.interface().datagrams["other_version"] == 80
+        });
+    };
+    let attack = || {
+        let answered = bed.on(At::Attacker, flood);
+        bed.daemon().into_iter().for_each(sealed);
+        answered
+    };
     let ((answers, millis), _) = bed.beside_receiver(&bed.config(At::Receiver), attack);
     // 64 in as many milliseconds from each port.
     assert!(
         answers <= 2 * (millis + 3 * 64),
         "{answers} answers to 60000 datagrams in {millis} ms"
     );
+    if let Some(said) = bed.end_daemon() {
+        assert_eq!(said.matches("does not speak LM version").count(), 8, "{said}");
+    }
 }
 
 /// Whatever comes to the control port meanwhile, who is honest has its sessions.
@@ -303,8 +323,8 @@ pub(crate) fn a_flood_keeps_nobody_out(form: Form) {
         return;
     };
     let socket = udp(bed.host(At::Honest), 7200);
-    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    let flood = || {
+    let sent = AtomicU64::new(0);
+    let flood = |over: &AtomicBool| {
         // Relaxed: a lone flag, and a lone count.
         while !over.load(Ordering::Relaxed) {
             for _ in 0..100 {
@@ -338,21 +358,14 @@ pub(crate) fn a_flood_keeps_nobody_out(form: Form) {
         (queues.iter()).any(|queue| queue.open_places + queue.closing_places > 0)
     };
     let work = || {
-        std::thread::scope(|scope| {
-            scope.spawn(flood);
-            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                wait_until("the flood is there", flooded);
-                bed.program(At::Honest, come_and_go);
-                wait_until("all have ended", || bed.counters().sessions_ended == SESSIONS);
-                wait_until("no place is left", || !bed.daemon().is_some_and(is_left));
-            }));
-            over.store(true, Ordering::Relaxed);
-            if let Err(panic) = worked {
-                std::panic::resume_unwind(panic);
-            }
-        });
+        beside(flood, || {
+            wait_until("the flood is there", flooded);
+            bed.program(At::Honest, come_and_go);
+            wait_until("all have ended", || bed.counters().sessions_ended == SESSIONS);
+            wait_until("no place is left", || !bed.daemon().is_some_and(is_left));
+        })
     };
-    let ((), (received, counters)) = bed.beside_receiver(&bed.config(At::Receiver), work);
+    let (_, (received, counters)) = bed.beside_receiver(&bed.config(At::Receiver), work);
     assert_eq!(
         (received, counters.sessions_granted),
         (SESSIONS, SESSIONS),

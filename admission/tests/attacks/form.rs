@@ -2,14 +2,14 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{Admission, AdmissionConfig, ClusterKey, Counters, EndpointConfig, IdleStrategy};
 use xtask::bed::{BedConfig, Host, INTERFACE, Launch, Side, ip};
 
-use crate::bed::{Daemon, Hosts, arguments, unpin, words};
+use crate::bed::{Daemon, Hosts, arguments, beside, unpin, words};
 use crate::forger::Forger;
 use crate::program::as_user;
 use crate::traffic::{Alone, Flag, check, open};
@@ -154,6 +154,12 @@ impl Bed {
         Some(&daemons.find(|(at, _)| *at == At::Receiver)?.1)
     }
 
+    /// Ends the receiver's daemon, where it has one: what it wrote to standard error.
+    pub(crate) fn end_daemon(&mut self) -> Option<String> {
+        let position = self.daemons.iter().position(|(at, _)| *at == At::Receiver)?;
+        Some(self.daemons.remove(position).1.stop().stderr)
+    }
+
     /// A host's key.
     pub(crate) fn key(&self, at: At) -> Vec<u8> {
         let text = std::fs::read_to_string(self.keys[at as usize].as_ref().unwrap()).unwrap();
@@ -228,27 +234,25 @@ impl Bed {
         config: &EndpointConfig,
         work: impl FnOnce() -> T + Send,
     ) -> (T, (u64, Counters)) {
-        let [listens, over] = <[Flag; 2]>::default();
-        std::thread::scope(|scope| {
-            let receiver =
-                scope.spawn(|| self.program(At::Receiver, || self.receive_in_order(&listens, &over, config)));
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                listens.wait();
-                work()
-            }));
-            over.set();
-            match (result, receiver.join()) {
-                (Ok(result), Ok(received)) => (result, received),
-                (Err(panic), _) | (_, Err(panic)) => std::panic::resume_unwind(panic),
-            }
+        let listens = Flag::default();
+        let receive =
+            |over: &AtomicBool| self.program(At::Receiver, || self.receive_in_order(&listens, over, config));
+        beside(receive, || {
+            listens.wait();
+            work()
         })
     }
 
-    fn receive_in_order(&self, listens: &Flag, over: &Flag, config: &EndpointConfig) -> (u64, Counters) {
+    fn receive_in_order(
+        &self,
+        listens: &Flag,
+        over: &AtomicBool,
+        config: &EndpointConfig,
+    ) -> (u64, Counters) {
         let mut b = open(config);
         listens.set();
         let mut next = 0;
-        while !over.is_set() {
+        while !over.load(Ordering::Acquire) {
             while let Some(message) = b.try_recv().expect("no failure") {
                 assert_eq!(b.peer(message.peer()).address(), Some(HONEST));
                 check(&b, &message, next, message.len() as u64);
@@ -296,35 +300,22 @@ pub(crate) fn config(at: At) -> EndpointConfig {
 /// Runs an attack from the attacker's host while `work` is done. How many packets it sent.
 pub(crate) fn under_attack<T>(
     bed: &Bed,
-    attack: impl FnMut(&Forger, u64) + Send,
+    mut attack: impl FnMut(&Forger, u64) + Send,
     per_second: u64,
     work: impl FnOnce() -> T,
 ) -> (T, u64) {
-    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let attacker = scope.spawn(|| {
-            let mut attack = attack;
-            bed.on(At::Attacker, || {
-                let (forger, start) = (Forger::new(INTERFACE), Instant::now());
-                while !over.load(Ordering::Acquire) {
-                    let due = (start.elapsed().as_secs_f64() * per_second as f64) as u64;
-                    // Relaxed: read when this thread has ended.
-                    let done = sent.load(Ordering::Relaxed);
-                    for number in done..due {
-                        attack(&forger, number);
-                        forger.answer();
-                    }
-                    sent.store(due.max(done), Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_micros(200));
-                }
-            });
-        });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        over.store(true, Ordering::Release);
-        attacker.join().expect("the attacker");
-        match result {
-            Ok(result) => (result, sent.load(Ordering::Relaxed)),
-            Err(panic) => std::panic::resume_unwind(panic),
+    let mut attacks = |over: &AtomicBool| {
+        let (forger, start, mut sent) = (Forger::new(INTERFACE), Instant::now(), 0);
+        while !over.load(Ordering::Acquire) {
+            let due = (start.elapsed().as_secs_f64() * per_second as f64) as u64;
+            for number in sent..due {
+                attack(&forger, number);
+                forger.answer();
+            }
+            sent = due.max(sent);
+            std::thread::sleep(Duration::from_micros(200));
         }
-    })
+        sent
+    };
+    beside(|over| bed.on(At::Attacker, || attacks(over)), work)
 }

@@ -8,7 +8,9 @@ use lm_dataplane::{Counters, EndpointConfig, MemoryConfig, RecvError};
 use lm_protocol::control::{ControlMessage, End, Proof};
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer, parse_datagram};
+use rustix::net::RecvFlags;
 
+use crate::bed::beside;
 use crate::forger::{Forger, encoded, request};
 use crate::form::{At, Bed, CONTROL, Form, RECEIVER, under_attack};
 use crate::traffic::{
@@ -35,7 +37,7 @@ fn median(values: &[f64]) -> f64 {
 ///
 /// Every other time the same packets go to a port of the receiver's host on which nothing listens: what the attacker, the switch and the
 /// kernel do for them is the same, on cores that all have to share. What they cost beyond that is the receiver's part. While messages pass,
-/// so many are forged for each: a machine that is busy with other things slows both. It may also need more looks.
+/// ten are forged for each: a machine that is busy with other things slows both. It may also need more looks.
 pub(crate) fn forged_requests_hold_no_place(form: Form) {
     const FORGED: u64 = 1000;
     const FORGED_PER_MESSAGE: u64 = 10;
@@ -130,7 +132,7 @@ pub(crate) fn forged_requests_hold_no_place(form: Form) {
     assert!(bed.daemon().is_none_or(|daemon| daemon.interface().hosts <= 2));
 }
 
-/// Whoever keeps places without sending anything: real addresses that answer challenges and repeat their requests.
+/// Senders that keep places without sending anything: real addresses that answer challenges and repeat their requests.
 struct Claimants {
     sockets: Vec<(UdpSocket, u64)>,
     /// Their data ports.
@@ -144,7 +146,8 @@ impl Claimants {
     fn new(ip: Ipv4Addr, count: u16) -> Claimants {
         let bind = |port: u16| {
             let socket = UdpSocket::bind((ip, port)).expect("a socket");
-            socket.set_nonblocking(true).expect("a socket");
+            let answers = Some(Duration::from_millis(20));
+            socket.set_read_timeout(answers).expect("a socket");
             socket
         };
         let claim = |n: u16| {
@@ -210,13 +213,8 @@ impl Claimants {
             let asks = encoded(&ControlMessage::Request(request(data_port, *sender_id)), n as u32);
             let ask = || socket.send(&asks).map(drop);
             ask().expect("a datagram leaves");
-            let begun = Instant::now();
             let mut bytes = [0; 512];
-            while begun.elapsed() < Duration::from_millis(20) {
-                let Ok(len) = socket.recv(&mut bytes) else {
-                    std::thread::sleep(Duration::from_micros(200));
-                    continue;
-                };
+            while let Ok(len) = socket.recv(&mut bytes) {
                 match ControlMessage::parse(&bytes[..len]) {
                     Ok((_, ControlMessage::Challenge(challenge))) => {
                         let proof = ControlMessage::Proof(Proof {
@@ -255,7 +253,7 @@ impl Claimants {
     /// What the receiver tells of the session of number `n`.
     fn hear(&self, n: usize, held: &mut Option<(u64, bool)>, gains: bool) {
         let mut bytes = [0; 512];
-        while let Ok(len) = self.data[n].recv(&mut bytes) {
+        while let Ok((len, _)) = rustix::net::recv(&self.data[n], &mut bytes, RecvFlags::DONTWAIT) {
             let Ok((
                 LmHeader::Credit {
                     session_key, lands, ..
@@ -271,7 +269,7 @@ impl Claimants {
                 *held = lands && (gains || *held);
             }
         }
-        while let Ok(len) = self.sockets[n].0.recv(&mut bytes) {
+        while let Ok((len, _)) = rustix::net::recv(&self.sockets[n].0, &mut bytes, RecvFlags::DONTWAIT) {
             if let Ok((_, ControlMessage::Ended(ended))) = ControlMessage::parse(&bytes[..len]) {
                 held.take_if(|(key, _)| *key == ended.session_key);
             }
@@ -284,14 +282,14 @@ impl Claimants {
 pub(crate) fn unused_places_go_to_whoever_waits(form: Form) {
     let Some(bed) = Bed::new(form) else { return };
     let others = bed.more_addresses();
-    let [landed, over] = <[Flag; 2]>::default();
+    let landed = Flag::default();
     let rounds = AtomicU64::new(0);
     let sent = AtomicU64::new(2);
-    let claim = || {
+    let claim = |over: &AtomicBool| {
         landed.wait();
         let claimants = others.map(|ip| Claimants::new(ip, 16));
         let mut most = [0; 2];
-        while !over.is_set() {
+        while !over.load(Ordering::Acquire) {
             for (most, claimants) in most.iter_mut().zip(&claimants) {
                 *most = claimants.claim().max(*most);
             }
@@ -336,21 +334,9 @@ pub(crate) fn unused_places_go_to_whoever_waits(form: Form) {
         let token = send(&mut a, peer, last, &content(last, 100_000));
         assert_delivered(&settle(&mut a), &[(token, last, 100_000)]);
     };
-    let work = || {
-        std::thread::scope(|scope| {
-            let attacker = scope.spawn(|| bed.on(At::Attacker, claim));
-            let went_on = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                bed.program(At::Honest, go_on);
-            }));
-            over.set();
-            let most = attacker.join().expect("the attacker");
-            if let Err(panic) = went_on {
-                std::panic::resume_unwind(panic);
-            }
-            most
-        })
-    };
-    let (most, (received, counters)) = bed.beside_receiver(&bed.config(At::Receiver), work);
+    let claims = |over: &AtomicBool| bed.on(At::Attacker, || claim(over));
+    let work = || beside(claims, || bed.program(At::Honest, go_on));
+    let (((), most), (received, counters)) = bed.beside_receiver(&bed.config(At::Receiver), work);
     // Without a bound it would be fifteen.
     let bounds = if form == Form::Embedded { 1..=8 } else { 0..=0 };
     assert!(most.iter().all(|most| bounds.contains(most)), "{most:?}");

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lm_admission::daemon::status::{InterfaceStatus, Status};
@@ -20,6 +21,27 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Works beside what goes on until its flag is set, which it is where the work fails as well. What came of both.
+pub(crate) fn beside<T, U: Send>(
+    goes_on: impl FnOnce(&AtomicBool) -> U + Send,
+    work: impl FnOnce() -> T,
+) -> (T, U) {
+    struct Ending<'a>(&'a AtomicBool);
+    impl Drop for Ending<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| goes_on(&is_over));
+        let ending = Ending(&is_over);
+        let done = work();
+        drop(ending);
+        (done, other.join().unwrap())
+    })
+}
+
 /// Two hosts, a key, and a folder for sockets.
 pub(crate) struct Hosts {
     pub(crate) bed: Bed,
@@ -30,6 +52,15 @@ impl Hosts {
     /// `None`, after saying why, where there is no privilege.
     pub(crate) fn new(name: &str) -> Option<Hosts> {
         Hosts::with(name, &BedConfig::default())
+    }
+
+    /// With as many queues as this on each interface.
+    pub(crate) fn with_queues(name: &str, queues: u32) -> Option<Hosts> {
+        let config = BedConfig {
+            queues,
+            ..BedConfig::default()
+        };
+        Hosts::with(name, &config)
     }
 
     pub(crate) fn with(name: &str, config: &BedConfig) -> Option<Hosts> {
@@ -116,12 +147,32 @@ impl Hosts {
         Daemon::serving(self.start(words, side, further), self.socket(side))
     }
 
-    /// A daemon that cannot start: what it says, in one line.
-    pub(crate) fn refused(&self, side: Side, arguments: &[String]) -> String {
-        one_line(self.tool(side, arguments))
+    /// A daemon that cannot start, and says why in one line.
+    pub(crate) fn refused(&self, side: Side, arguments: &[String], why: &str) {
+        let told = one_line(self.tool(side, arguments));
+        assert!(told.contains(why), "{told}");
     }
 
-    /// The same of one that these words start.
+    /// Writes a configuration file that is like the arguments of [`Hosts::daemon`], but for these lines: its path.
+    pub(crate) fn configure(&self, side: Side, lines: &str) -> PathBuf {
+        let (file, socket, key) = (self.folder.join("toml"), self.socket(side), self.key());
+        let state = socket.parent().unwrap();
+        let text = format!(
+            "interface = [\"{INTERFACE}\"]\nkey-file = {key:?}\nsocket = {socket:?}\nstate-dir = {state:?}\n{lines}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// A daemon by that file.
+    pub(crate) fn configured(&self, side: Side, file: &Path) -> Program {
+        let mut program = self.tool(side, ["--config".as_ref(), file.as_os_str()]);
+        program.await_text("serving").unwrap();
+        wait_until("the socket is there", || self.socket(side).exists());
+        program
+    }
+
+    /// What one says in one line that these words start.
     pub(crate) fn refused_by(&self, words: &[impl AsRef<str>], side: Side, further: &[&str]) -> String {
         one_line(self.start(words, side, further))
     }
@@ -255,6 +306,12 @@ impl Daemon {
     /// Of its one interface.
     pub(crate) fn interface(&self) -> InterfaceStatus {
         self.status().interfaces.remove(0)
+    }
+
+    /// No program has any of its queues.
+    pub(crate) fn is_free(&self) -> bool {
+        let mut interfaces = self.status().interfaces.into_iter();
+        interfaces.all(|interface| interface.queues.iter().all(|queue| queue.role == "free"))
     }
 
     pub(crate) fn id(&self) -> u32 {

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use lm_dataplane::ipc::*;
 use lm_protocol::admission::PROMISE;
 use lm_protocol::control::ControlMessage;
-use xtask::bed::{BedConfig, Side};
+use xtask::bed::Side;
 
 use crate::bed::{Hosts, wait_until};
 use crate::program::{Client, grant};
@@ -60,17 +60,11 @@ fn a_session_from_request_to_end() {
     wait_until("the other host knows", || list(&left) == ["198.18.0.2 01"]);
 
     // The same again is another session, of another program.
-    assert!(
-        sender
-            .refused(
-                Call::End {
-                    ticket: ticket + 1,
-                    messages: 0
-                },
-                &[]
-            )
-            .contains("ticket")
-    );
+    let call = Call::End {
+        ticket: ticket + 1,
+        messages: 0,
+    };
+    sender.refused_for(call, &[], "ticket");
     let session_key = granted.session_key;
     receiver.tell_progress(session_key, 3, None);
     assert_eq!(right.interface().sessions[0].delivered, 3);
@@ -186,11 +180,7 @@ fn a_gate_is_shut_and_opened_under_its_session() {
 
 #[test]
 fn more_senders_than_places() {
-    let config = BedConfig {
-        queues: 24,
-        ..BedConfig::default()
-    };
-    let Some(hosts) = Hosts::with("places", &config) else {
+    let Some(hosts) = Hosts::with_queues("places", 24) else {
         return;
     };
     let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));

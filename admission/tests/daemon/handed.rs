@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, Protocol, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
 };
 use rustix::process::Signal;
-use xtask::bed::{BedConfig, INTERFACE, Side};
+use xtask::bed::{INTERFACE, Side};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
 use crate::neighbours::Bpffs;
@@ -44,11 +44,6 @@ fn run(script: &str) {
     assert!(done.unwrap().success());
 }
 
-fn smooth(interface: &str) -> Call {
-    let interface = interface.to_owned();
-    Call::Smooth { interface }
-}
-
 fn bpf(command: libc::c_long, words: [u64; 5]) -> Result<(), i32> {
     // SAFETY: the attribute is as long as said; what it points to is live, and as long as any map's value here.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(&words)) };
@@ -73,7 +68,7 @@ fn get(hosts: &Hosts) -> (Vec<OwnedFd>, [Client; 2]) {
     client.done(Call::Receive(client.offer()));
     let mut smoothed = connect(hosts, SPOILER);
     let mut all = std::mem::take(&mut client.channels);
-    all.extend(smoothed.call_beside(smooth(INTERFACE), &[]).1);
+    all.extend(smoothed.call_beside(Client::smooth_call(INTERFACE), &[]).1);
     all.push(client.udp.take().unwrap().into());
     assert_eq!(all.len(), 6);
     (all, [client, smoothed])
@@ -120,10 +115,7 @@ fn spoil(all: &[OwnedFd], daemon: &Daemon, bpffs: &Bpffs) {
 
 /// The next program has the smoother, and a message of many packets lands at it.
 fn is_in_working_order(hosts: &Hosts, daemon: &Daemon) {
-    wait_until("the queues are free", || {
-        let queues = daemon.interface().queues;
-        queues.iter().all(|queue| queue.role == "free")
-    });
+    wait_until("the queues are free", || daemon.is_free());
     let asked = as_user(NEXT, || SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE));
     let _smoother = asked.expect("a smoother");
     let mut receiver = open_as(hosts, Side::Left, NEXT, 7168, 8 << 20);
@@ -249,18 +241,17 @@ fn what_a_connection_takes_twice_is_given_back() {
     daemon.hand_over();
     let daemon = start(&hosts, "--interface lm1");
     let mut client = connect(&hosts, SPOILER).join(host, 7301, false);
-    assert_eq!(client.call(smooth(INTERFACE)), Reply::Smoother);
-    assert_eq!(client.call(smooth(INTERFACE)), Reply::Smoother);
-    let mut told = client.refused(smooth("lm1"), &[]);
+    assert_eq!(client.call(Client::smooth_call(INTERFACE)), Reply::Smoother);
+    assert_eq!(client.call(Client::smooth_call(INTERFACE)), Reply::Smoother);
+    let mut told = client.refused(Client::smooth_call("lm1"), &[]);
     // A second endpoint, by an earlier one's token.
     let token = first.joined().token;
     told += &client.refused(Call::Rejoin { token }, &[first.udp.as_ref().unwrap().as_fd()]);
     assert_eq!(told.matches("open another one").count(), 2, "{told}");
     drop((client, connect(&hosts, SPOILER).rejoin(&mut first)));
     wait_until("all is given back", || {
-        let interfaces = daemon.status().interfaces;
-        let mut queues = interfaces.iter().flat_map(|interface| &interface.queues);
-        queues.all(|queue| queue.role == "free") && interfaces.iter().all(|one| one.smoother.is_none())
+        let mut interfaces = daemon.status().interfaces.into_iter();
+        daemon.is_free() && interfaces.all(|interface| interface.smoother.is_none())
     });
 }
 
@@ -300,11 +291,7 @@ fn users_take_turns_however_many_connections_they_have() {
 
 #[test]
 fn a_user_asks_for_no_more_sessions_than_leave_others_some() {
-    let config = BedConfig {
-        queues: 8,
-        ..BedConfig::default()
-    };
-    let Some(hosts) = Hosts::with("asks", &config) else {
+    let Some(hosts) = Hosts::with_queues("asks", 8) else {
         return;
     };
     let (_daemon, host) = (start(&hosts, ""), hosts.host(Side::Left));

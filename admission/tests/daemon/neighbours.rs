@@ -7,10 +7,11 @@ use std::process::Command;
 
 use lm_dataplane::ipc::*;
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use xtask::bed::{BedConfig, INTERFACE, Side};
+use xtask::bed::{INTERFACE, Side};
 
 use crate::bed::{Hosts, one_line, wait_until};
 use crate::program::{Client, MEMORY_LEN, as_user, memory, udp};
+use crate::smoothing::tc;
 
 /// Users who are nobody's friends.
 const ONE: u32 = 2001;
@@ -67,13 +68,6 @@ fn nobody_else_can_take_the_lock() {
     assert!(!locked.is_empty(), "not even the test's own folder");
     let daemon = hosts.daemon(Side::Left);
     drop((named, locked));
-    // Another daemon cannot either, but for another reason.
-    let mut elsewhere = hosts.arguments(Side::Left);
-    for argument in &mut elsewhere {
-        *argument = argument.replace("/Left", "/Elsewhere");
-    }
-    let told = hosts.refused(Side::Left, &elsewhere);
-    assert!(told.contains("another daemon serves lm0"), "{told}");
     daemon.stop();
 }
 
@@ -115,8 +109,7 @@ fn no_link_in_a_users_folder_is_followed() {
     let further: Vec<String> = (arguments.iter())
         .map(|argument| argument.replace("/Left", "/Left/link/made"))
         .collect();
-    let told = hosts.refused(Side::Left, &further);
-    assert!(told.contains("link"), "{told}");
+    hosts.refused(Side::Left, &further, "link");
     assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0);
     // Without them it serves.
     std::fs::remove_dir_all(&folder).unwrap();
@@ -128,11 +121,7 @@ fn no_link_in_a_users_folder_is_followed() {
 
 #[test]
 fn a_user_leaves_something_to_others() {
-    let config = BedConfig {
-        queues: 4,
-        ..BedConfig::default()
-    };
-    let Some(hosts) = Hosts::with("share", &config) else {
+    let Some(hosts) = Hosts::with_queues("share", 4) else {
         return;
     };
     let [one, other] = [ONE, OTHER].map(|uid| uid.to_string());
@@ -151,22 +140,15 @@ fn a_user_leaves_something_to_others() {
     let mut second = Client::connect_as(&path, ONE).hello();
     let socket = udp(host, 7200);
     let told = second.refused(Client::join_call(false), &[socket.as_fd()]);
-    assert!(
-        told.contains("user 2001") && told.contains("--queues-per-user"),
-        "{told}"
-    );
+    assert!(told.contains("user 2001") && told.contains("--queues-per-user"));
     let memory_of = memory(4 * MEMORY_LEN);
     let call = Client::channel_call(1, Role::Transmit, MEMORY_LEN);
-    let told = first.refused(call, &[memory_of.as_fd()]);
-    assert!(told.contains("--queues-per-user"), "{told}");
+    first.refused_for(call, &[memory_of.as_fd()], "--queues-per-user");
     // Memory: of all its programs together.
     first.open(3, Role::Landing);
     let call = Client::channel_call(0, Role::General, 2 * MEMORY_LEN);
     let told = first.refused(call, &[memory_of.as_fd()]);
-    assert!(
-        told.contains("user 2001") && told.contains("--memory-per-user"),
-        "{told}"
-    );
+    assert!(told.contains("user 2001") && told.contains("--memory-per-user"));
     first.open(0, Role::General);
     // Connections.
     let mut crowd: Vec<Client> = Vec::new();
@@ -189,14 +171,11 @@ fn a_user_leaves_something_to_others() {
     let kept = std::mem::take(&mut first.channels);
     drop((first, second, crowd));
     drop(neighbour);
-    wait_until("its queues are free", || {
-        let queues = daemon.interface().queues;
-        queues.iter().all(|queue| queue.role == "free")
-    });
+    wait_until("its queues are free", || daemon.is_free());
     for _ in 0..3 {
         let mut again = Client::connect_as(&path, ONE).hello();
-        let told = again.refused(Client::join_call(true), &[socket.as_fd()]);
-        assert!(told.contains("user 2001 has 2 of the 4 queues"), "{told}");
+        let why = "user 2001 has 2 of the 4 queues";
+        again.refused_for(Client::join_call(true), &[socket.as_fd()], why);
     }
     // And disturbs nobody.
     let mut neighbour = Client::connect_as(&path, OTHER).hello().join(host, 7300, true);
@@ -212,56 +191,36 @@ fn a_user_leaves_something_to_others() {
     daemon.stop();
 }
 
-#[test]
-fn strangers_do_not_fill_the_log() {
-    let Some(hosts) = Hosts::new("log") else { return };
-    let daemon = hosts.daemon(Side::Left);
-    let path = hosts.socket(Side::Left);
-    const CALLS: u64 = 500;
-    let mut stranger = Client::connect_as(&path, ONE).hello();
-    for _ in 0..CALLS {
-        assert!(stranger.refused(Call::Status, &[]).contains("user 2001"));
-    }
-    // Nor by coming too often.
-    let crowd: Vec<Client> = (0..200).map(|_| Client::connect_as(&path, ONE)).collect();
-    drop(crowd);
-    assert_eq!(daemon.status().refusals, CALLS);
-    let said = daemon.stop().stderr;
-    let lines = said.lines().filter(|line| line.contains("2001")).count();
-    assert!((1..40).contains(&lines), "{lines} lines");
-}
-
-/// Whatever lines their coming and going makes: of those that join, that leave, whose smoother cannot hold the kernel's traffic.
+/// Whatever lines programs make: strangers that ask or come too often, and those that join, leave, or whose smoother cannot hold the kernel's
+/// traffic.
 #[test]
 fn programs_that_come_and_go_do_not_fill_the_log() {
     let Some(hosts) = Hosts::new("comings") else {
         return;
     };
     let (path, host) = (hosts.socket(Side::Left), hosts.host(Side::Left));
-    let foreign = [
-        "-n",
-        host.name(),
-        "qdisc",
-        "add",
-        "dev",
-        INTERFACE,
-        "root",
-        "bfifo",
-    ];
-    assert!(Command::new("tc").args(foreign).status().unwrap().success());
+    tc(host, &format!("qdisc add dev {INTERFACE} root bfifo"));
     let daemon = hosts.daemon_with(Side::Left, &["--link-rate", "100M"]);
+    const CALLS: u64 = 500;
+    let mut stranger = Client::connect_as(&path, ONE).hello();
+    for _ in 0..CALLS {
+        stranger.refused_for(Call::Status, &[], "user 2001");
+    }
+    drop(
+        (0..200)
+            .map(|_| Client::connect_as(&path, ONE))
+            .collect::<Vec<_>>(),
+    );
+    assert_eq!(daemon.status().refusals, CALLS);
     for round in 0..100 {
         let mut program = Client::sender(&path, host, 7200 + round);
-        let call = Call::Smooth {
-            interface: INTERFACE.to_owned(),
-        };
-        assert_eq!(program.call(call), Reply::Smoother);
+        assert_eq!(program.call(Client::smooth_call(INTERFACE)), Reply::Smoother);
         program.hang_up();
     }
     let said = daemon.stop().stderr;
-    for kind in ["joined", "a program ends", "and not the kernel's"] {
+    for kind in ["2001", "joined", "a program ends", "and not the kernel's"] {
         let lines = said.matches(kind).count();
-        assert!((1..40).contains(&lines), "{lines} lines of 100: {kind}");
+        assert!((1..40).contains(&lines), "{lines} lines: {kind}");
     }
 }
 
@@ -296,13 +255,8 @@ impl Drop for Bpffs {
 fn pins_of_a_mount_namespace_of_its_own() {
     let Some(hosts) = Hosts::new("mounts") else { return };
     let host = hosts.host(Side::Left);
-    let exec = [
-        "ip",
-        "netns",
-        "exec",
-        host.name(),
-        env!("CARGO_BIN_EXE_lm-admissiond"),
-    ];
+    let program = env!("CARGO_BIN_EXE_lm-admissiond");
+    let exec = ["ip", "netns", "exec", host.name(), program];
     let folder = PathBuf::from("/sys/fs/bpf");
     // Its pins go with it, and it says so; what it mounts is closed to others, and not to the user that it becomes.
     let daemon = hosts.daemon_by(&exec, Side::Left, &["--user", &NOBODY.to_string()]);
@@ -334,15 +288,9 @@ fn pins_of_a_mount_namespace_of_its_own() {
     let said = hosts.daemon_by(&exec, Side::Left, &place).stop().stderr;
     assert!(said.contains("taken_over=true"), "{said}");
     assert!(!host.has_xdp_program().unwrap());
-    let told = hosts.refused(
-        Side::Left,
-        &[
-            &hosts.arguments(Side::Left)[..],
-            &["--bpffs".to_owned(), "/tmp".to_owned()],
-        ]
-        .concat(),
-    );
-    assert!(told.contains("mount -t bpf"), "{told}");
+    let elsewhere = ["--bpffs", "/tmp"].map(str::to_owned);
+    let arguments = [&hosts.arguments(Side::Left)[..], &elsewhere].concat();
+    hosts.refused(Side::Left, &arguments, "mount -t bpf");
 }
 
 /// The capabilities that a manual names, up to a word.

@@ -111,17 +111,6 @@ impl Client {
         assert!(self.try_send_beside(bytes, beside), "the daemon has hung up");
     }
 
-    /// Waits for a reply, whatever it says; `false` when the daemon has hung up.
-    pub(crate) fn is_answered(&mut self) -> bool {
-        loop {
-            match self.receive() {
-                Some((Said::Reply(..), _)) => return true,
-                Some((Said::Event(_), _)) => {}
-                None => return false,
-            }
-        }
-    }
-
     /// Whether the daemon has not hung up.
     pub(crate) fn try_send_beside(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -149,8 +138,7 @@ impl Client {
         let call = Call::Hello { version: VERSION };
         let bytes = postcard::to_stdvec(&Asked { number: 1, call }).unwrap();
         // It may have hung up already.
-        let sent = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
-        sent.is_ok() && self.receive().is_some()
+        self.try_send_beside(&bytes, &[]) && self.receive().is_some()
     }
 
     /// Sends without taking any answer; whether the daemon is still there.
@@ -213,6 +201,12 @@ impl Client {
         self.call_beside(call, &[]).0
     }
 
+    /// Calls, and is refused for this reason.
+    pub(crate) fn refused_for(&mut self, call: Call, beside: &[BorrowedFd<'_>], why: &str) {
+        let told = self.refused(call, beside);
+        assert!(told.contains(why), "{told}");
+    }
+
     /// Calls; what it gets told when it is refused.
     pub(crate) fn refused(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> String {
         match self.call_beside(call, beside).0 {
@@ -233,6 +227,11 @@ impl Client {
         self
     }
 
+    pub(crate) fn smooth_call(interface: &str) -> Call {
+        let interface = interface.to_owned();
+        Call::Smooth { interface }
+    }
+
     pub(crate) fn join_call(landing: bool) -> Call {
         Call::Join {
             interface: INTERFACE.to_owned(),
@@ -242,27 +241,24 @@ impl Client {
     }
 
     /// Joins with a socket of its own on `port`.
-    pub(crate) fn join(mut self, host: &Host, port: u16, landing: bool) -> Client {
-        let udp = udp(host, port);
-        let (reply, _) = self.call_beside(Client::join_call(landing), &[udp.as_fd()]);
-        let Reply::Joined(joined) = reply else {
-            panic!("not joined: {reply:?}")
-        };
-        self.udp = Some(udp);
-        self.joined = Some(joined);
-        self
+    pub(crate) fn join(self, host: &Host, port: u16, landing: bool) -> Client {
+        self.join_by(Client::join_call(landing), udp(host, port))
     }
 
-    pub(crate) fn rejoin(mut self, old: &mut Client) -> Client {
+    pub(crate) fn rejoin(self, old: &mut Client) -> Client {
         let token = old.joined().token;
-        let udp = old.udp.take().unwrap();
-        let (reply, _) = self.call_beside(Call::Rejoin { token }, &[udp.as_fd()]);
+        let mut client = self.join_by(Call::Rejoin { token }, old.udp.take().unwrap());
+        client.channels = std::mem::take(&mut old.channels);
+        client
+    }
+
+    fn join_by(mut self, call: Call, udp: UdpSocket) -> Client {
+        let (reply, _) = self.call_beside(call, &[udp.as_fd()]);
         let Reply::Joined(joined) = reply else {
             panic!("not joined: {reply:?}")
         };
         self.udp = Some(udp);
         self.joined = Some(joined);
-        self.channels = std::mem::take(&mut old.channels);
         self
     }
 

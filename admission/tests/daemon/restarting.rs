@@ -50,22 +50,13 @@ fn the_receivers_daemon_is_killed() {
     let path = hosts.socket(Side::Right);
     let token = receiver.joined().token;
     let mut stranger = Client::connect(&path).hello();
-    assert!(
-        stranger
-            .refused(Call::Rejoin { token: token ^ 1 }, &[])
-            .contains("join anew")
-    );
+    stranger.refused_for(Call::Rejoin { token: token ^ 1 }, &[], "join anew");
     let other = crate::program::udp(hosts.host(Side::Right), 7999);
-    let told = stranger.refused(Call::Rejoin { token }, &[other.as_fd()]);
-    assert!(told.contains("7168"), "{told}");
+    stranger.refused_for(Call::Rejoin { token }, &[other.as_fd()], "7168");
     let mut receiver = Client::connect(&path).hello().rejoin(&mut receiver);
     assert_eq!(receiver.joined().received, [session_key]);
     assert_eq!(receiver.landing_queue(), 1);
-    assert!(
-        stranger
-            .refused(Call::Rejoin { token }, &[other.as_fd()])
-            .contains("join anew")
-    );
+    stranger.refused_for(Call::Rejoin { token }, &[other.as_fd()], "join anew");
 
     // The session goes on, and its gate was never shut.
     let interface = right.interface();
@@ -197,9 +188,7 @@ fn who_does_not_come_back_is_gone() {
     drop(receiver);
     // As its death would have: its sender is told, and its queues are others'.
     assert_eq!(sender.outcome(ticket), Outcome::Lost);
-    wait_until("its queues are free", || {
-        right.interface().queues.iter().all(|queue| queue.role == "free")
-    });
+    wait_until("its queues are free", || right.is_free());
     assert!(right.status().programs.is_empty());
     Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
     left.stop();
@@ -218,9 +207,7 @@ fn what_the_state_does_not_know_is_closed() {
     let right = hosts.daemon(Side::Right);
     let interface = right.interface();
     assert!(interface.sessions.is_empty());
-    wait_until("the queues are free", || {
-        right.interface().queues.iter().all(|queue| queue.role == "free")
-    });
+    wait_until("the queues are free", || right.is_free());
     // The sender's daemon asks, and hears of another life.
     assert_eq!(sender.outcome(ticket), Outcome::Lost);
     left.stop();
@@ -283,7 +270,7 @@ fn an_interface_goes_and_comes_back() {
         left.interface().absent.is_some_and(|why| why.contains(INTERFACE))
     });
     let mut late = Client::connect(&hosts.socket(Side::Left)).hello();
-    assert!(late.refused(Client::join_call(true), &[]).contains("gone"));
+    late.refused_for(Client::join_call(true), &[], "gone");
     wait_until("no pin is left", || hosts.pins(Side::Left).is_empty());
 
     plug_in(&hosts);

@@ -6,7 +6,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::ipc::Call;
 use lm_dataplane::memory::Mapping;
 use lm_dataplane::{
     Admission, AdmissionConfig, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session,
@@ -17,20 +16,25 @@ use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use rustix::process::Signal;
 use xtask::bed::{Host, INTERFACE, Side};
 
-use crate::bed::{Daemon, Hosts, wait_until};
+use crate::bed::{Daemon, Hosts, beside, wait_until};
 use crate::program::{Client, EXTREMES, Words, as_user};
 
 const USER: u32 = 2001;
 const LINK: [&str; 4] = ["--link-rate", "100M", "--allow-uid", "2001"];
 
 fn qdiscs(host: &Host) -> String {
-    let words = ["-n", host.name(), "qdisc", "show", "dev", INTERFACE];
+    shown(host, "qdisc")
+}
+
+/// What there is of a kind on the interface.
+fn shown(host: &Host, kind: &str) -> String {
+    let words = ["-n", host.name(), kind, "show", "dev", INTERFACE];
     let shown = Command::new("tc").args(words).output().unwrap();
     assert!(shown.status.success(), "{shown:?}");
     String::from_utf8(shown.stdout).unwrap()
 }
 
-fn tc(host: &Host, words: &str) {
+pub(crate) fn tc(host: &Host, words: &str) {
     let mut command = Command::new("tc");
     command.args(["-n", host.name()]).args(words.split(' '));
     assert!(command.status().unwrap().success(), "{words}");
@@ -41,7 +45,7 @@ fn open(hosts: &Hosts, side: Side, port: u16) -> Endpoint {
     open_as(hosts, side, USER, port, 0)
 }
 
-/// One of this user, with so much memory to land in.
+/// One of this user, with `landing_len` bytes of memory to land in.
 pub(crate) fn open_as(hosts: &Hosts, side: Side, uid: u32, port: u16, landing_len: u64) -> Endpoint {
     let config = EndpointConfig {
         interface: INTERFACE.into(),
@@ -113,19 +117,21 @@ impl Program {
     }
 }
 
-/// Receives all of that on the right, until it shall end.
-fn receive(mut endpoint: Endpoint, ends: &AtomicBool) {
+/// Receives all of that on the right, until it shall end: how many real-time messages.
+fn receive(mut endpoint: Endpoint, ends: &AtomicBool) -> usize {
     let real_time = RealTime::new(&mut endpoint, None, monotonic).unwrap();
     // Its daemon has no smoother.
     assert_eq!(real_time.credits_per_second(), None);
     let mut socket = real_time
         .socket(&mut endpoint, 1, &SocketConfig::default())
         .unwrap();
+    let mut received = 0;
     while !ends.load(Relaxed) {
         endpoint.wait(Duration::from_millis(1));
         while let Ok(Some(_)) = endpoint.try_recv() {}
-        while socket.recv().is_some() {}
+        received += std::iter::from_fn(|| socket.recv()).count();
     }
+    received
 }
 
 /// Drives programs for so long. Together they send no more than there are credits for, and each sends some of it.
@@ -163,31 +169,11 @@ fn programs_share_a_smoother_that_outlives_their_daemon() {
     let before = qdiscs(hosts.host(Side::Left));
     assert_eq!(near.interface().smoother, None);
     let receiver = open(&hosts, Side::Right, 7168);
-    let (to, ends) = (receiver.local(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        // In its namespace: it looks for the neighbours whose packets come by the kernel's socket.
-        scope.spawn(|| {
-            hosts
-                .host(Side::Right)
-                .enter(|| {
-                    receive(receiver, &ends);
-                    Ok(())
-                })
-                .unwrap()
-        });
-        let ending = Ending(&ends);
-        send(&hosts, near, to, &before);
-        drop(ending);
-    });
-}
-
-/// Ends a thread, also where the test fails.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
+    let (to, host) = (receiver.local(), hosts.host(Side::Right));
+    // In its namespace: it looks for the neighbours whose packets come by the kernel's socket.
+    let receives = |ends: &AtomicBool| host.enter(|| Ok(receive(receiver, ends))).unwrap();
+    let ((), received) = beside(receives, || send(&hosts, near, to, &before));
+    assert!(received > 100, "{received} messages");
 }
 
 fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
@@ -257,7 +243,7 @@ fn send(hosts: &Hosts, near: Daemon, to: SocketAddrV4, before: &str) {
     assert!(hosts.pins(Side::Left).is_empty());
 }
 
-/// What a program that was killed had declared is nobody's when the last one is gone.
+/// What a program that was killed had declared is given back when the last one is gone.
 #[test]
 fn programs_declare_their_rates_together() {
     let Some(hosts) = Hosts::new("declared") else {
@@ -270,7 +256,7 @@ fn programs_declare_their_rates_together() {
     drop(killed);
     assert_eq!(other.as_ref().declare(96), Err(95));
     drop(other);
-    wait_until("nobody has it", || daemon.interface().smoother.is_none());
+    wait_until("no program has it", || daemon.interface().smoother.is_none());
     assert_eq!(ask().as_ref().declare(6095), Ok(()));
 }
 
@@ -282,58 +268,40 @@ fn whatever_programs_write_into_the_page_its_owner_goes_on() {
         return;
     };
     let (path, near) = (hosts.socket(Side::Left), hosts.daemon_with(Side::Left, &LINK));
-    let call = Call::Smooth {
-        interface: INTERFACE.to_owned(),
-    };
     let mut attacker = Client::connect_as(&path, USER).hello();
-    let (_, beside) = attacker.call_beside(call, &[]);
-    let page = Words(Mapping::of_file(beside[0].as_fd(), size_of::<Credits>() as u64).unwrap());
+    let (_, fds) = attacker.call_beside(Client::smooth_call(INTERFACE), &[]);
+    let page = Words(Mapping::of_file(fds[0].as_fd(), size_of::<Credits>() as u64).unwrap());
     let ask = || as_user(USER, || SharedSmoother::ask(&path, INTERFACE)).unwrap();
-    let (honest, class) = (
-        ask(),
-        [
-            "-n",
-            hosts.host(Side::Left).name(),
-            "class",
-            "show",
-            "dev",
-            INTERFACE,
-        ],
-    );
+    let honest = ask();
     let credits = honest.as_ref();
-    let is_held = || {
-        let shown = Command::new("tc").args(class).output().unwrap();
-        String::from_utf8(shown.stdout).unwrap().contains("rate 64Kbit")
-    };
+    let is_held = || shown(hosts.host(Side::Left), "class").contains("rate 64Kbit");
     wait_until("real time has it all", || {
         (0..100).for_each(|_| credits.spend(10, monotonic()));
         is_held()
     });
-    let (ends, begun) = (AtomicBool::new(false), Instant::now());
-    let until_it_ends = |work: &dyn Fn()| {
+    let until_it_ends = |ends: &AtomicBool, work: &dyn Fn()| {
         while !ends.load(Relaxed) {
             work()
         }
     };
-    std::thread::scope(|scope| {
-        let _ending = Ending(&ends);
-        scope.spawn(|| until_it_ends(&|| EXTREMES.iter().for_each(|extreme| page.fill(*extreme))));
-        scope.spawn(|| {
-            until_it_ends(&|| {
-                credits.spend(10, monotonic());
-                credits.give_back(credits.take(5, monotonic()));
-                let _ = (
-                    credits.next(),
-                    credits.declare(5),
-                    credits.rate().refresh_period(),
-                );
-                credits.tell_delayed(Duration::MAX);
-            })
-        });
+    let writes =
+        |ends: &AtomicBool| until_it_ends(ends, &|| EXTREMES.iter().for_each(|with| page.fill(*with)));
+    let uses = |ends: &AtomicBool| {
+        until_it_ends(ends, &|| {
+            credits.spend(10, monotonic());
+            credits.give_back(credits.take(5, monotonic()));
+            let _ = (credits.next(), credits.declare(5));
+            let _ = credits.rate().refresh_period();
+            credits.tell_delayed(Duration::MAX);
+        })
+    };
+    let begun = Instant::now();
+    let asks = || {
         while begun.elapsed() < Duration::from_secs(10) {
             smoother(&near);
         }
-    });
+    };
+    beside(writes, || beside(uses, asks));
     let hears = |daemon: &Daemon, credits: &Credits| {
         let signals = smoother(daemon).signals;
         wait_until("the owner hears of a loss", || {
@@ -361,22 +329,14 @@ fn who_may_not_have_a_smoother_is_told_why() {
     };
     let daemon = hosts.daemon_with(Side::Left, &LINK);
     let _without = hosts.daemon_with(Side::Right, &LINK[2..]);
-    let wants = |interface: &str| Call::Smooth {
-        interface: interface.to_owned(),
-    };
-    let socket = hosts.socket(Side::Left);
-    let told = Client::connect(&socket).hello().refused(wants("eth7"), &[]);
-    assert!(told.contains("start it with --interface eth7"), "{told}");
-    let told = as_user(2002, || {
-        Client::connect(&socket).hello().refused(wants(INTERFACE), &[])
-    });
-    assert!(told.contains("--allow-uid 2002"), "{told}");
-    let told = Client::connect(&socket).refused(wants(INTERFACE), &[]);
-    assert!(told.contains("Hello"), "{told}");
-    let told = Client::connect(&hosts.socket(Side::Right))
-        .hello()
-        .refused(wants(INTERFACE), &[]);
-    assert!(told.contains("--link-rate 100M"), "{told}");
+    let (socket, wants) = (hosts.socket(Side::Left), Client::smooth_call);
+    let mut client = Client::connect(&socket).hello();
+    client.refused_for(wants("eth7"), &[], "start it with --interface eth7");
+    let mut stranger = Client::connect_as(&socket, 2002).hello();
+    stranger.refused_for(wants(INTERFACE), &[], "--allow-uid 2002");
+    Client::connect(&socket).refused_for(wants(INTERFACE), &[], "Hello");
+    let mut client = Client::connect(&hosts.socket(Side::Right)).hello();
+    client.refused_for(wants(INTERFACE), &[], "--link-rate 100M");
     assert_eq!(daemon.interface().smoother, None);
 
     // A program whose daemon has none makes its own, if it knows its link.
@@ -391,20 +351,10 @@ fn a_reload_changes_the_rate_of_the_link() {
     let Some(hosts) = Hosts::new("relink") else {
         return;
     };
-    let (file, socket) = (hosts.folder.join("toml"), hosts.socket(Side::Left));
-    let write = |link: &str| {
-        let text = format!(
-            "interface = [\"{INTERFACE}\"]\nkey-file = {:?}\nsocket = {socket:?}\nstate-dir = {:?}\nallow-uid = [0]\n{link}\n",
-            hosts.key(),
-            hosts.folder.join("Left")
-        );
-        std::fs::write(&file, text).unwrap();
-    };
-    write("link-rate = \"100M\"");
-    let mut daemon = hosts.tool(Side::Left, ["--config".as_ref(), file.as_os_str()]);
-    daemon.await_text("serving").unwrap();
-    wait_until("the socket is there", || socket.exists());
-    let shared = SharedSmoother::ask(&socket, INTERFACE).unwrap();
+    let write = |link: &str| hosts.configure(Side::Left, &format!("allow-uid = [0]\n{link}"));
+    let file = write("link-rate = \"100M\"");
+    let mut daemon = hosts.configured(Side::Left, &file);
+    let shared = SharedSmoother::ask(&hosts.socket(Side::Left), INTERFACE).unwrap();
     let rate = || shared.as_ref().rate().credits_per_second();
     assert_eq!(rate(), 4000);
     write("link-rate = \"500M\"");
@@ -424,10 +374,8 @@ fn a_reload_changes_the_rate_of_the_link() {
 fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     let Some(hosts) = Hosts::new("qdisc") else { return };
     let left = hosts.host(Side::Left);
-    tc(
-        left,
-        &format!("qdisc add dev {INTERFACE} root handle 77: bfifo limit 12345"),
-    );
+    let foreign = format!("qdisc add dev {INTERFACE} root handle 77: bfifo limit 12345");
+    tc(left, &foreign);
     let before = qdiscs(left);
     let socket = hosts.socket(Side::Left);
     let logs = [&LINK[..], &["--log", "debug"]].concat();
@@ -444,16 +392,9 @@ fn a_root_qdisc_that_somebody_set_stays_unless_it_may_be_replaced() {
     assert_eq!(qdiscs(left), before);
     drop(shared);
     let output = daemon.stop();
-    assert!(
-        output.stderr.contains("(bfifo 77:)") && output.stderr.contains("--replace-qdisc"),
-        "{}",
-        output.stderr
-    );
-    assert!(
-        output.stderr.contains("packets_per_second=3600"),
-        "{}",
-        output.stderr
-    );
+    for said in ["(bfifo 77:)", "--replace-qdisc", "packets_per_second=3600"] {
+        assert!(output.stderr.contains(said), "{said}: {}", output.stderr);
+    }
 
     let replaces = ["--replace-qdisc", "--law", "paper", "--tolerance", "1"];
     let daemon = hosts.daemon_with(Side::Left, &[&LINK[..], &replaces].concat());

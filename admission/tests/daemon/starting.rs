@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::Side;
 
 use crate::bed::{Hosts, wait_until};
 use crate::program::Client;
@@ -30,61 +30,37 @@ fn bad_starts_are_told_in_a_line() {
     };
     let key = hosts.folder.join("other");
     let path = key.to_str().unwrap();
-    assert!(hosts.refused(side, &with("--key-file", path)).contains("keygen"));
+    let refuses_key = |why| hosts.refused(side, &with("--key-file", path), why);
+    refuses_key("keygen");
     std::fs::write(&key, "0011").unwrap();
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
-    assert!(
-        hosts
-            .refused(side, &with("--key-file", path))
-            .contains("chmod 600")
-    );
+    refuses_key("chmod 600");
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
-    assert!(
-        hosts
-            .refused(side, &with("--key-file", path))
-            .contains("too short")
-    );
-
+    refuses_key("too short");
     // Whose it is counts, too.
     std::os::unix::fs::chown(&key, Some(1234), None).unwrap();
-    let told = hosts.refused(side, &with("--key-file", path));
-    assert!(told.contains("user 1234") && told.contains("chown"), "{told}");
+    refuses_key("user 1234");
+    refuses_key("chown");
 
-    assert!(hosts.refused(side, &with("--interface", "lm7")).contains("lm7"));
-    assert!(
-        hosts
-            .refused(side, &plus(&["--peer", "192.0.2.7"]))
-            .contains("not on the subnet")
-    );
-    let voter = &["--policy", "exclusive", "--voter", "192.0.2.7"];
-    assert!(
-        hosts
-            .refused(side, &plus(voter))
-            .contains("voter: 192.0.2.7 is not on the subnet")
-    );
-    assert!(
-        hosts
-            .refused(side, &plus(&["--user", "no-such-user"]))
-            .contains("no user")
-    );
+    hosts.refused(side, &with("--interface", "lm7"), "lm7");
+    hosts.refused(side, &plus(&["--peer", "192.0.2.7"]), "not on the subnet");
+    let voter = plus(&["--policy", "exclusive", "--voter", "192.0.2.7"]);
+    hosts.refused(side, &voter, "voter: 192.0.2.7 is not on the subnet");
+    hosts.refused(side, &plus(&["--user", "no-such-user"]), "no user");
 
     // The control port is somebody else's.
     let taken = crate::program::udp(hosts.host(side), 7169);
-    assert!(hosts.refused(side, &hosts.arguments(side)).contains("is taken"));
+    hosts.refused(side, &hosts.arguments(side), "is taken");
     drop(taken);
 
     // A file says file and line.
     let file = hosts.folder.join("toml");
-    let file_text = file.to_str().unwrap();
+    let path = file.to_str().unwrap();
+    let by_file = ["--config", path, "--check"].map(str::to_owned);
     std::fs::write(&file, "interface = [\"lm0\"]\nspin = 3\n").unwrap();
-    let told = hosts.refused(side, &["--config".to_owned(), file_text.to_owned()]);
-    assert!(told.contains(&format!("{file_text}:2: ")), "{told}");
+    hosts.refused(side, &by_file[..2], &format!("{path}:2: "));
     std::fs::write(&file, "interface = [\"lm0\"]\n\nvoter = [\"198.18.0.2\"]\n").unwrap();
-    let told = hosts.refused(
-        side,
-        &["--config".to_owned(), file_text.to_owned(), "--check".to_owned()],
-    );
-    assert!(told.contains(&format!("{file_text}:3: voter: ")), "{told}");
+    hosts.refused(side, &by_file, &format!("{path}:3: voter: "));
 
     // Nothing of that has attached anything.
     assert!(hosts.pins(side).is_empty());
@@ -97,14 +73,16 @@ fn bad_starts_are_told_in_a_line() {
 fn one_daemon_for_an_interface_and_a_socket() {
     let Some(hosts) = Hosts::new("second") else { return };
     let daemon = hosts.daemon(Side::Left);
-    let told = hosts.refused(Side::Left, &hosts.arguments(Side::Left));
-    assert!(told.contains("another daemon listens on"), "{told}");
+    hosts.refused(
+        Side::Left,
+        &hosts.arguments(Side::Left),
+        "another daemon listens on",
+    );
     let mut elsewhere = hosts.arguments(Side::Left);
     let other = hosts.folder.join("other");
     replace(&mut elsewhere, "--socket", other.join("socket").to_str().unwrap());
     replace(&mut elsewhere, "--state-dir", other.to_str().unwrap());
-    let told = hosts.refused(Side::Left, &elsewhere);
-    assert!(told.contains("another daemon serves lm0"), "{told}");
+    hosts.refused(Side::Left, &elsewhere, "another daemon serves lm0");
     // The first one has noticed nothing.
     assert_eq!(daemon.interface().queues.len(), 2);
     assert_eq!(hosts.pins(Side::Left).len(), 1);
@@ -123,8 +101,7 @@ fn four_capabilities_and_another_user() {
     std::fs::create_dir_all(folder).unwrap();
     let mut arguments = hosts.arguments(Side::Left);
     arguments.extend(["--user", "65534"].map(str::to_owned));
-    let told = hosts.refused(Side::Left, &arguments);
-    assert!(told.contains("chown 65534"), "{told}");
+    hosts.refused(Side::Left, &arguments, "chown 65534");
     std::fs::remove_dir(folder).unwrap();
     let daemon = hosts.daemon_with(Side::Left, &["--user", "65534"]);
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
@@ -143,9 +120,7 @@ fn four_capabilities_and_another_user() {
     assert_eq!(value("NoNewPrivs:"), "1");
     // It is enough: a program gets what it wants.
     Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
-    wait_until("the program's queue is free again", || {
-        daemon.interface().queues.iter().all(|queue| queue.role == "free")
-    });
+    wait_until("the program's queue is free again", || daemon.is_free());
     daemon.stop();
     assert!(hosts.pins(Side::Left).is_empty());
 }
@@ -153,29 +128,15 @@ fn four_capabilities_and_another_user() {
 #[test]
 fn a_reload_changes_who_may_come() {
     let Some(hosts) = Hosts::new("reload") else { return };
-    let file = hosts.folder.join("toml");
-    let text = |uids: &str| {
-        format!(
-            "interface = [\"{INTERFACE}\"]\nkey-file = {:?}\nsocket = {:?}\nstate-dir = {:?}\nallow-uid = [{uids}]\n",
-            hosts.key(),
-            hosts.socket(Side::Left),
-            hosts.folder.join("Left")
-        )
-    };
-    std::fs::write(&file, text("")).unwrap();
-    let mut program = hosts.tool(Side::Left, ["--config".as_ref(), file.as_os_str()]);
-    program.await_text("serving").unwrap();
-    wait_until("the socket is there", || hosts.socket(Side::Left).exists());
+    let write = |uids: &str| hosts.configure(Side::Left, &format!("allow-uid = [{uids}]"));
+    let file = write("");
+    let mut program = hosts.configured(Side::Left, &file);
     let udp = crate::program::udp(hosts.host(Side::Left), 7168);
     let join = || Client::connect(&hosts.socket(Side::Left)).hello();
     let beside = [std::os::fd::AsFd::as_fd(&udp)];
-    assert!(
-        join()
-            .refused(Client::join_call(true), &beside)
-            .contains("--allow-uid 0")
-    );
+    join().refused_for(Client::join_call(true), &beside, "--allow-uid 0");
 
-    std::fs::write(&file, text("0")).unwrap();
+    write("0");
     program.signal(Signal::HUP);
     program.await_text("read again").unwrap();
     let mut client = join();
@@ -186,19 +147,16 @@ fn a_reload_changes_who_may_come() {
     std::fs::write(&file, "nonsense").unwrap();
     program.signal(Signal::HUP);
     program.await_text("nothing has changed").unwrap();
-    assert_eq!(
-        client.call(lm_dataplane::ipc::Call::Touched { sessions: Vec::new() }),
-        lm_dataplane::ipc::Reply::Done
-    );
+    client.done(lm_dataplane::ipc::Call::Touched { sessions: Vec::new() });
 
     // Off the list, and out.
-    std::fs::write(&file, text("1")).unwrap();
+    write("1");
     program.signal(Signal::HUP);
     assert!(client.receive().is_none());
     program.stop().unwrap();
 }
 
-/// Root's files, closed to everybody else, and a daemon that has become somebody else.
+/// Root's files, closed to all others, and a daemon that has become another user.
 #[test]
 fn a_reload_reads_what_only_root_may() {
     let Some(hosts) = Hosts::new("rekey") else { return };

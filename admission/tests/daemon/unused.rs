@@ -17,7 +17,7 @@ use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
 use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
 
-use crate::bed::{Daemon, Hosts, PATIENCE, arguments, unpin, wait_until, words};
+use crate::bed::{Daemon, Hosts, PATIENCE, arguments, beside, unpin, wait_until, words};
 use crate::program::Client;
 
 /// Places of a landing queue.
@@ -217,38 +217,27 @@ impl Announcing {
 /// Works beside a receiver, which gets just these messages: the last number of a host's address, and a tag.
 fn beside_receiver(name: &str, expected: &[(u8, u64)], work: impl FnOnce(&Three)) {
     let Some(three) = Three::new(name) else { return };
-    let (over, port) = (AtomicBool::new(false), three.receiver().port());
-    std::thread::scope(|scope| {
-        let receiver = scope.spawn(|| three.with_endpoint(0, port, |endpoint| receive(endpoint, &over)));
-        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            wait_until("it receives", || {
-                let queues = three.daemons[0].interface().queues;
-                queues.iter().any(|queue| queue.role == "landing")
-            });
-            work(&three);
-        }));
-        over.store(true, Ordering::Release);
-        let mut received = receiver.join().unwrap();
-        if let Err(panic) = worked {
-            std::panic::resume_unwind(panic);
-        }
-        received.sort_unstable();
-        assert_eq!(received, expected);
+    let port = three.receiver().port();
+    let receives = |over: &AtomicBool| three.with_endpoint(0, port, |endpoint| receive(endpoint, over));
+    let ((), mut received) = beside(receives, || {
+        wait_until("it receives", || {
+            let queues = three.daemons[0].interface().queues;
+            queues.iter().any(|queue| queue.role == "landing")
+        });
+        work(&three);
     });
+    received.sort_unstable();
+    assert_eq!(received, expected);
 }
 
-/// Its place is another's, because it went unused: it delivers all the same, and lands again when that one is let go.
-fn land_again(endpoint: &mut Endpoint, peer: PeerId, tags: [u64; 2], let_go: &Sender<()>) {
-    serve_until(endpoint, "its place is another's", |endpoint| {
-        endpoint.peer(peer).lands() == Some(false)
-    });
-    deliver(endpoint, peer, tags[0]);
+/// It lands again when the one that has its place is let go.
+fn land_again(endpoint: &mut Endpoint, peer: PeerId, tag: u64, let_go: &Sender<()>) {
     let_go.send(()).expect("the other one is there");
     serve_until(endpoint, "it lands again", |endpoint| {
         endpoint.peer(peer).lands() == Some(true)
     });
     let before = endpoint.counters().messages_one_copy;
-    deliver(endpoint, peer, tags[1]);
+    deliver(endpoint, peer, tag);
     assert_eq!(endpoint.counters().messages_one_copy, before);
 }
 
@@ -266,51 +255,17 @@ fn come_later(three: &Three, tag: u64, placed: Sender<()>, let_go: Receiver<()>)
     });
 }
 
-/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. Whose it was delivers
-/// its messages all the same, and lands again where another place was unused for as long.
+/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. The program whose it was hands
+/// a message over before it hears of that: it arrives all the same, and the next one lands again where another place was unused for as long.
 #[test]
 fn an_unused_place_goes_to_another_host() {
     beside_receiver("unused", &[(2, 1), (2, 2), (2, 3), (3, 4)], |three| {
         let (to, daemon) = (three.receiver(), &three.daemons[0]);
         let (tell, told) = channel();
-        let (let_go, gone) = channel();
-        std::thread::scope(|scope| {
-            // The first one has used its place, and is therefore the first to lose it.
-            let first = scope.spawn(|| {
-                three.with_endpoint(1, 0, |mut endpoint| {
-                    let peer = connect(&mut endpoint, to);
-                    deliver(&mut endpoint, peer, 1);
-                    tell.send(()).unwrap();
-                    land_again(&mut endpoint, peer, [2, 3], &let_go);
-                })
-            });
-            told.recv_timeout(PATIENCE).expect("the first one has its place");
-            wait_until("its daemon knows", || {
-                daemon.interface().sessions[0].delivered == 1
-            });
-            let mut others: Vec<Client> = (1..PLACES)
-                .map(|number| Client::sender(&three.socket(1), three.host(1), 9000 + number))
-                .collect();
-            for other in &mut others {
-                let ticket = other.ask(to, LEN as u64);
-                other.granted(ticket);
-            }
-            assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
-            come_later(three, 4, channel().0, gone);
-            first.join().unwrap();
-        });
-    });
-}
-
-/// A sender hands a message over before it hears that its place is another's: it arrives all the same.
-#[test]
-fn what_was_handed_over_while_a_place_was_taken_arrives() {
-    beside_receiver("crossing", &[(2, 1), (2, 2), (3, 4)], |three| {
-        let (to, daemon) = (three.receiver(), &three.daemons[0]);
-        let (tell, told) = channel();
         let (wake, woken) = channel();
         let (let_go, gone) = channel();
         std::thread::scope(|scope| {
+            // The first one has used its place, and is therefore the first to lose it.
             let first = scope.spawn(move || {
                 three.with_endpoint(1, 0, move |mut endpoint| {
                     let peer = connect(&mut endpoint, to);
@@ -318,20 +273,17 @@ fn what_was_handed_over_while_a_place_was_taken_arrives() {
                     tell.send(()).unwrap();
                     woken.recv().expect("its place is taken");
                     deliver(&mut endpoint, peer, 2);
-                    assert_eq!(endpoint.counters().sessions_lost, 0);
+                    let counters = endpoint.counters();
+                    assert_eq!((counters.messages_one_copy, counters.sessions_lost), (1, 0));
+                    land_again(&mut endpoint, peer, 3, &let_go);
                 })
             });
             told.recv_timeout(PATIENCE).expect("the first one has its place");
             wait_until("its daemon knows", || {
                 daemon.interface().sessions[0].delivered == 1
             });
-            let mut others: Vec<Client> = (1..PLACES)
-                .map(|number| Client::sender(&three.socket(1), three.host(1), 9000 + number))
-                .collect();
-            for other in &mut others {
-                let ticket = other.ask(to, LEN as u64);
-                other.granted(ticket);
-            }
+            let _others = Announcing::new(three, 1, PLACES - 1);
+            assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
             let (placed, has_place) = channel();
             scope.spawn(move || come_later(three, 4, placed, gone));
             has_place
@@ -339,7 +291,6 @@ fn what_was_handed_over_while_a_place_was_taken_arrives() {
                 .expect("the other one has a place");
             wake.send(()).unwrap();
             first.join().unwrap();
-            let_go.send(()).unwrap();
         });
     });
 }
@@ -374,7 +325,11 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
                         outcome.is_some()
                     });
                     assert_eq!(outcome, Some(Outcome::Delivered));
-                    land_again(&mut endpoint, peer, [2, 3], &let_go);
+                    serve_until(&mut endpoint, "its place is another's", |endpoint| {
+                        endpoint.peer(peer).lands() == Some(false)
+                    });
+                    deliver(&mut endpoint, peer, 2);
+                    land_again(&mut endpoint, peer, 3, &let_go);
                 })
             });
             let from = told.recv_timeout(PATIENCE).expect("the first one has its place");
