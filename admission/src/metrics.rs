@@ -1,5 +1,7 @@
 //! Metrics for Prometheus, over HTTP, by one thread: the loop only gives away a [`Status`] when it is asked for one.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -8,14 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::daemon::status::{SmootherStatus, Status};
+use crate::daemon::status::{InterfaceStatus, Status};
 
 /// How long the loop may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -35,7 +32,7 @@ const ROUND: Timespec = Timespec {
 /// The longest request, in bytes.
 const REQUEST_LEN_MAX: usize = 4096;
 
-/// An answer is given again so long, however often it is asked for.
+/// How long an answer is given again, however often it is asked for.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
 /// The pause after a failure of the listening socket (out of descriptors), which lasts.
@@ -191,171 +188,118 @@ impl Pages {
     }
 }
 
-type Labels = Vec<(&'static str, String)>;
+/// Metrics of a status in OpenMetrics' text format.
+struct Text<'a> {
+    status: &'a Status,
+    text: String,
+}
 
-/// A status in OpenMetrics' text format.
+impl Text<'_> {
+    /// Values of one name, by their labels: counters where it ends with `_total`, else gauges.
+    fn add<V: Display>(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (String, V)>) {
+        let (family, kind) = match name.strip_suffix("_total") {
+            Some(family) => (family, "counter"),
+            None => (name, "gauge"),
+        };
+        let prefix = "lm_admissiond_";
+        self.text += &format!("# HELP {prefix}{family} {help}.\n# TYPE {prefix}{family} {kind}\n");
+        for (labels, value) in values {
+            self.text += &format!("{prefix}{name}{labels} {value}\n");
+        }
+    }
+
+    /// A value of each interface that has it.
+    fn each<V: Display>(&mut self, name: &str, help: &str, value: impl Fn(&InterfaceStatus) -> Option<V>) {
+        let interfaces = self.status.interfaces.iter();
+        let values = interfaces.filter_map(|one| Some((labels(&[("interface", &one.name)]), value(one)?)));
+        self.add(name, help, values);
+    }
+
+    /// Counts of each interface, by what `label` says.
+    fn counts(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        of: fn(&InterfaceStatus) -> &BTreeMap<String, u64>,
+    ) {
+        let interfaces = self.status.interfaces.iter();
+        let values = interfaces.flat_map(|one| {
+            let labels = |kind| labels(&[("interface", &one.name), (label, kind)]);
+            of(one).iter().map(move |(kind, count)| (labels(kind), count))
+        });
+        self.add(name, help, values);
+    }
+}
+
+fn labels(pairs: &[(&str, &str)]) -> String {
+    let quoted = pairs.iter().map(|(key, value)| {
+        let value = value.replace('\\', r"\\").replace('"', "\\\"");
+        format!("{key}=\"{value}\"")
+    });
+    format!("{{{}}}", quoted.collect::<Vec<_>>().join(","))
+}
+
 fn text(status: &Status) -> String {
-    let mut registry = Registry::with_prefix("lm_admissiond");
-    let mut gauge = |name: &str, help: &str, values: Vec<(Labels, i64)>| {
-        let family = Family::<Labels, Gauge>::default();
-        for (labels, value) in values {
-            if labels.is_empty() {
-                let alone: Gauge = Gauge::default();
-                alone.set(value);
-                registry.register(name, help, alone);
-                return;
-            }
-            family.get_or_create(&labels).set(value);
-        }
-        registry.register(name, help, family);
-    };
-    let by_interface = |value: fn(&crate::daemon::status::InterfaceStatus) -> i64| {
-        let interfaces = status.interfaces.iter();
-        interfaces
-            .map(|interface| (vec![("interface", interface.name.clone())], value(interface)))
-            .collect()
-    };
-    gauge(
-        "interface_up",
-        "Whether the interface is there",
-        by_interface(|interface| i64::from(interface.absent.is_none())),
-    );
-    gauge(
-        "sessions",
-        "Sessions of receivers here",
-        by_interface(|interface| interface.sessions.len() as i64),
-    );
-    gauge(
-        "waiting",
-        "Requests that wait for a place",
-        by_interface(|interface| interface.waiting as i64),
-    );
-    gauge(
-        "outgoing",
-        "Sessions and requests of senders here",
-        by_interface(|interface| interface.outgoing as i64),
-    );
-    gauge(
-        "hosts",
-        "Other hosts that are known",
-        by_interface(|interface| interface.hosts as i64),
-    );
-    gauge(
-        "recv_addrs",
-        "Entries of the LM_RECV_ADDR list",
-        by_interface(|interface| interface.recv_addrs.len() as i64),
-    );
-    gauge(
-        "queues_free",
-        "Queues that no program has",
-        by_interface(|interface| {
-            interface
-                .queues
-                .iter()
-                .filter(|queue| queue.pid.is_none())
-                .count() as i64
-        }),
-    );
-    let smoothers = || {
-        let interfaces = status.interfaces.iter();
-        interfaces
-            .filter_map(|interface| Some((vec![("interface", interface.name.clone())], interface.smoother?)))
-    };
-    gauge(
-        "smoother_packets_per_second",
-        "PAR: packets that may leave beside real time",
-        smoothers()
-            .map(|(labels, smoother)| (labels, smoother.packets_per_second.into()))
-            .collect(),
-    );
-    gauge(
-        "smoother_refresh_period_us",
-        "RP in microseconds",
-        smoothers()
-            .map(|(labels, smoother)| (labels, (smoother.refresh_period_s * 1e6).round() as i64))
-            .collect(),
-    );
-    gauge(
-        "smoother_credits",
-        "Credits that there are; negative: real time used up more",
-        smoothers()
-            .map(|(labels, smoother)| (labels, smoother.credits))
-            .collect(),
-    );
-    gauge(
-        "programs",
-        "Programs that have an endpoint here, or are awaited",
-        vec![(Vec::new(), status.programs.len() as i64)],
-    );
+    let text = String::new();
+    let mut to = Text { status, text };
+    to.each("interface_up", "Whether the interface is there", |one| {
+        Some(u8::from(one.absent.is_none()))
+    });
+    to.each("sessions", "Sessions of receivers here", |one| {
+        Some(one.sessions.len())
+    });
+    to.each("waiting", "Requests that wait for a place", |one| {
+        Some(one.waiting)
+    });
+    to.each("outgoing", "Sessions and requests of senders here", |one| {
+        Some(one.outgoing)
+    });
+    to.each("hosts", "Other hosts that are known", |one| Some(one.hosts));
+    to.each("recv_addrs", "Entries of the LM_RECV_ADDR list", |one| {
+        Some(one.recv_addrs.len())
+    });
+    to.each("queues_free", "Queues that no program has", |one| {
+        Some(one.queues.iter().filter(|queue| queue.pid.is_none()).count())
+    });
+    let help = "PAR: packets that may leave beside real time";
+    to.each("smoother_packets_per_second", help, |one| {
+        Some(one.smoother?.packets_per_second)
+    });
+    to.each("smoother_refresh_period_us", "RP in microseconds", |one| {
+        Some((one.smoother?.refresh_period_s * 1e6).round())
+    });
+    let help = "Credits that there are; negative: real time used up more";
+    to.each("smoother_credits", help, |one| Some(one.smoother?.credits));
+    let help = "Losses and delays that lowered the smoother's rate";
+    to.each("smoother_signals_total", help, |one| Some(one.smoother?.signals));
+    let help = "Debt that was forgiven, in credits";
+    to.each("smoother_forgiven_total", help, |one| {
+        Some(one.smoother?.forgiven)
+    });
+    let help = "Packets of the kernel that its class dropped";
+    to.each("smoother_kernel_dropped_total", help, |one| {
+        Some(one.smoother?.kernel_dropped)
+    });
     let memory: u64 = status.programs.iter().map(|program| program.memory_bytes).sum();
-    gauge(
-        "memory_bytes",
-        "Memory that programs have registered",
-        vec![(Vec::new(), memory as i64)],
-    );
-
-    let mut counter = |name: &str, help: &str, values: Vec<(Labels, u64)>| {
-        let family = Family::<Labels, Counter>::default();
-        for (labels, value) in values {
-            if labels.is_empty() {
-                let alone: Counter = Counter::default();
-                alone.inc_by(value);
-                registry.register(name, help, alone);
-                return;
-            }
-            family.get_or_create(&labels).inc_by(value);
-        }
-        registry.register(name, help, family);
-    };
-    counter("calls", "Calls of programs", vec![(Vec::new(), status.calls)]);
-    counter(
-        "refusals",
-        "Calls that were refused",
-        vec![(Vec::new(), status.refusals)],
-    );
     for (name, help, value) in [
         (
-            "smoother_signals",
-            "Losses and delays that lowered the smoother's rate",
-            (|smoother| smoother.signals) as fn(SmootherStatus) -> u64,
+            "programs",
+            "Programs that have an endpoint here, or are awaited",
+            status.programs.len() as u64,
         ),
-        (
-            "smoother_forgiven",
-            "Debt that was forgiven, in credits",
-            |smoother| smoother.forgiven,
-        ),
-        (
-            "smoother_kernel_dropped",
-            "Packets of the kernel that its class dropped",
-            |smoother| smoother.kernel_dropped,
-        ),
+        ("memory_bytes", "Memory that programs have registered", memory),
+        ("calls_total", "Calls of programs", status.calls),
+        ("refusals_total", "Calls that were refused", status.refusals),
     ] {
-        let values = smoothers().map(|(labels, smoother)| (labels, value(smoother)));
-        counter(name, help, values.collect());
+        to.add(name, help, [(String::new(), value)]);
     }
-    let mut datagrams = Vec::new();
-    let mut packets = Vec::new();
-    for interface in &status.interfaces {
-        let label = |key, value: &String| vec![("interface", interface.name.clone()), (key, value.clone())];
-        datagrams.extend(
-            interface
-                .datagrams
-                .iter()
-                .map(|(outcome, &count)| (label("outcome", outcome), count)),
-        );
-        packets.extend(
-            interface
-                .packets
-                .iter()
-                .map(|(verdict, &count)| (label("verdict", verdict), count)),
-        );
-    }
-    counter("datagrams", "Datagrams of the admission protocol", datagrams);
-    counter("packets", "Packets at the gate", packets);
-    let mut text = String::new();
-    // Into a string: nothing can fail.
-    let _ = encode(&mut text, &registry);
-    text
+    let help = "Datagrams of the admission protocol";
+    to.counts("datagrams_total", help, "outcome", |one| &one.datagrams);
+    to.counts("packets_total", "Packets at the gate", "verdict", |one| {
+        &one.packets
+    });
+    to.text + "# EOF\n"
 }
 
 #[cfg(test)]
@@ -376,5 +320,10 @@ mod tests {
             let line = format!("lm_admissiond_{line}");
             assert!(text.lines().any(|had| had == line), "{line}: {text}");
         }
+        for kind in ["smoother_credits gauge", "smoother_signals counter"] {
+            assert!(text.contains(&format!("# TYPE lm_admissiond_{kind}\n")), "{text}");
+        }
+        // A name may have any character but a slash and spaces.
+        assert_eq!(labels(&[("of", "\"\\")]), r#"{of="\"\\"}"#);
     }
 }

@@ -146,7 +146,7 @@ fn what_is_handed_out_is_the_next_programs_in_working_order() {
     let _maps = MAPS.map(|at| all[at].try_clone().unwrap());
     drop((all, clients));
     is_in_working_order(&hosts, &left);
-    // Nobody has them mapped once the daemon is dead.
+    // No process has them mapped once the daemon is dead.
     wait_until("it has gone", || left.status().programs.is_empty());
     let (all, clients) = get(&hosts);
     left.kill();
@@ -156,7 +156,7 @@ fn what_is_handed_out_is_the_next_programs_in_working_order() {
     is_in_working_order(&hosts, &left);
 }
 
-/// Answers with descriptors that nobody reads are in flight, and count for the daemon's user.
+/// Answers with descriptors that are not read are in flight, and count for the daemon's user.
 #[test]
 fn unread_answers_keep_no_other_program_waiting() {
     let Some(hosts) = Hosts::new("unread") else { return };

@@ -219,7 +219,7 @@ fn programs_that_come_and_go_do_not_fill_the_log() {
     }
     let said = daemon.stop().stderr;
     for kind in ["2001", "joined", "a program ends", "and not the kernel's"] {
-        let lines = said.matches(kind).count();
+        let lines = said.lines().filter(|line| line.contains(kind)).count();
         assert!((1..40).contains(&lines), "{lines} lines: {kind}");
     }
 }

@@ -28,8 +28,15 @@ fn only_who_is_on_the_list() {
         wait_until("its port is free", || daemon.status().programs.is_empty());
     }
     assert_eq!(daemon.status().refusals, 2);
-    // However many strangers come, who may come still can.
-    let crowd: Vec<Client> = (0..40).map(|_| Client::connect_as(&path, 1000)).collect();
+    // However many strangers come, a user on the list still can: they have 16 connections, of which one user has 8.
+    let mut crowd = Vec::new();
+    let let_in = [1000, 1001, 1002].map(|uid| {
+        let before = crowd.len();
+        let all = (0..20).map(|_| Client::connect_as(&path, uid));
+        crowd.extend(all.filter_map(|mut client| client.is_let_in().then_some(client)));
+        crowd.len() - before
+    });
+    assert_eq!(let_in, [7, 8, 0], "beside the one of before");
     Client::connect_as(&path, 1234).hello();
     drop(crowd);
     daemon.stop();

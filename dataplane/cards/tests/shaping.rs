@@ -386,7 +386,7 @@ fn what_was_left_in_a_namespace_is_not_undone_in_one_of_its_number() {
     ] {
         let pair = Pair::new(1);
         pair.a.run(|| {
-            // Whoever has that number now finds it under that number's name.
+            // The namespace that has that number now finds it under that number's name.
             std::fs::write(record(), text).expect("a folder");
             let before = settings();
             pair.a.command("ethtool", "-K va tso off");

@@ -546,7 +546,7 @@ impl Node {
         is_asked
     }
 
-    /// Whether one more answer may be sent to whoever has shown no more than that it can send.
+    /// Whether one more answer may be sent to a host that has shown no more than that it can send.
     fn may_answer(&mut self, now: Time) -> bool {
         self.config.key.is_some() || self.answers.may_answer(now)
     }

@@ -431,7 +431,7 @@ impl Credits {
             self.filled_ns.store(now.as_nanos(), Relaxed);
         }
         self.change(|credits| credits.clamp(-rate.depth, rate.full()));
-        // How much it was is not known any more, and who declared it gives it back all the same.
+        // How much it was is not known any more, and the sockets that declared it give it back all the same.
         let is_possible = |declared: u64| declared <= most_declared(link_frames);
         let _ = { &self.declared }
             .fetch_update(Relaxed, Relaxed, |declared| (!is_possible(declared)).then_some(0));
