@@ -110,6 +110,23 @@ impl Program {
     pub(crate) fn connected(connection: Connection, credentials: Credentials) -> Program {
         Program {
             connection: Some(connection),
+            readable: true,
+            ..Program::absent(credentials)
+        }
+    }
+
+    /// One that an earlier daemon knew.
+    pub(crate) fn awaited(credentials: Credentials, member: Member, until: Time) -> Program {
+        Program {
+            member: Some(member),
+            awaited_until: Some(until),
+            ..Program::absent(credentials)
+        }
+    }
+
+    fn absent(credentials: Credentials) -> Program {
+        Program {
+            connection: None,
             credentials,
             greeted: false,
             member: None,
@@ -117,28 +134,10 @@ impl Program {
             pending: None,
             question: None,
             read_at: 0,
-            readable: true,
-            hung_up: false,
-            is_deaf: false,
-            awaited_until: None,
-        }
-    }
-
-    /// One that an earlier daemon knew.
-    pub(crate) fn awaited(credentials: Credentials, member: Member, until: Time) -> Program {
-        Program {
-            connection: None,
-            credentials,
-            greeted: false,
-            member: Some(member),
-            smooths: None,
-            pending: None,
-            question: None,
-            read_at: 0,
             readable: false,
             hung_up: false,
             is_deaf: false,
-            awaited_until: Some(until),
+            awaited_until: None,
         }
     }
 

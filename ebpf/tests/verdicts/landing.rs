@@ -44,15 +44,6 @@ fn the_session_decides_who_lands() {
             },
             PassPeer,
         );
-        expect(
-            &mut pair,
-            LANDING,
-            &Packet {
-                vlan: Some(3),
-                ..legal()
-            },
-            PassForeign,
-        );
         expect(&mut pair, LANDING, &Packet { index: 3, ..legal() }, PassIndex);
         expect(&mut pair, LANDING, &Packet { count: 0, ..legal() }, PassIndex);
         expect(
