@@ -234,8 +234,8 @@ mod tests {
         replay_as_root("daemon", super::daemon);
     }
 
-    /// A conversation with one byte in twenty altered, by some seeds that are always tried and one that never was; or by the one that LM_SEED
-    /// names.
+    /// A conversation with one byte in twenty altered, by some seeds that are always tried and one that never was; or by
+    /// the one that LM_SEED names.
     fn altered(bytes: &[u8]) {
         let seeds = match std::env::var("LM_SEED") {
             Ok(seed) => vec![seed.parse().expect("LM_SEED is a number")],

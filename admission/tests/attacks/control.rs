@@ -259,8 +259,8 @@ pub(crate) fn another_key(form: Form) {
     }
 }
 
-/// Ends of sessions that there are not, and whatever is of another version: it may come under a forged address, and each answer goes there. A
-/// daemon names eight hosts of another version, each once.
+/// Ends of sessions that there are not, and whatever is of another version: it may come under a forged address, and each
+/// answer goes there. A daemon names eight hosts of another version, each once.
 pub(crate) fn strangers_ends_and_other_versions_are_answered_in_measure(form: Form) {
     let Some(mut bed) = Bed::new(form) else { return };
     let socket = udp(bed.host(At::Attacker), 7300);

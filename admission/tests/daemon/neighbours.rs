@@ -191,8 +191,8 @@ fn a_user_leaves_something_to_others() {
     daemon.stop();
 }
 
-/// Whatever lines programs make: strangers that ask or come too often, and those that join, leave, or whose smoother cannot hold the kernel's
-/// traffic.
+/// Whatever lines programs make: strangers that ask or come too often, and those that join, leave, or whose smoother cannot
+/// hold the kernel's traffic.
 #[test]
 fn programs_that_come_and_go_do_not_fill_the_log() {
     let Some(hosts) = Hosts::new("comings") else {

@@ -60,7 +60,7 @@ pub(crate) struct Words(pub(crate) Mapping);
 impl Words {
     pub(crate) fn fill(&self, with: u64) {
         for at in 0..self.0.len() as usize / 8 {
-            // SAFETY: a mapping of that length, on a page's boundary, for as long as `self` lives; all accesses are atomic.
+            // SAFETY: a mapping of that length, on a page's boundary, while `self` lives; all accesses are atomic.
             unsafe { AtomicU64::from_ptr(self.0.base().cast::<u64>().as_ptr().add(at)) }.store(with, Relaxed);
         }
     }

@@ -255,8 +255,8 @@ fn come_later(three: &Three, tag: u64, placed: Sender<()>, let_go: Receiver<()>)
     });
 }
 
-/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. The program whose it was hands
-/// a message over before it hears of that: it arrives all the same, and the next one lands again where another place was unused for as long.
+/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. The program
+/// whose it was hands a message over before it hears of that: it arrives all the same, and the next one lands again.
 #[test]
 fn an_unused_place_goes_to_another_host() {
     beside_receiver("unused", &[(2, 1), (2, 2), (2, 3), (3, 4)], |three| {

@@ -1,9 +1,9 @@
 //! What was changed of a device, written down *before* it is changed, so that it can be undone by whoever comes next.
 //!
-//! One file for each interface and kind of change, `/run/lm/KIND/INDEX-NAMESPACE.json`, replaced as a whole: it names the process that made
-//! the changes (by id and start time, since ids are used again), the namespace (whose number is used again as well), and for each change what
-//! was there before and what is there now. While that process lives, no other makes changes of that kind. When it is gone, the next one
-//! undoes its changes first.
+//! One file for each interface and kind of change, `/run/lm/KIND/INDEX-NAMESPACE.json`, replaced as a whole: it names
+//! the process that made the changes (by id and start time, since ids are used again), the namespace (whose number is
+//! used again as well), and for each change what was there before and what is there now. While that process lives, no
+//! other makes changes of that kind. When it is gone, the next one undoes its changes first.
 //!
 //! A change is undone only if the device still has what was put there. What somebody else has set since then is theirs.
 //!
