@@ -85,14 +85,19 @@ impl FromStr for Cidr {
 }
 
 /// Why a text or a pair of numbers is no [`Cidr`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CidrError {
     /// Not of the form `a.b.c.d` or `a.b.c.d/n`.
+    #[error("not an IPv4 range; write it as 192.0.2.0/24")]
     Malformed,
     /// The prefix is longer than an IPv4 address.
+    #[error("an IPv4 prefix has 0 to 32 bits")]
     PrefixTooLong,
     /// Bits after the prefix are set.
+    #[error(
+        "bits are set after the prefix; write {network}/{prefix_len_bits} for the network, or /32 for one host"
+    )]
     HostBits {
         /// The address with those bits cleared: what was probably meant.
         network: Ipv4Addr,
@@ -100,26 +105,6 @@ pub enum CidrError {
         prefix_len_bits: u8,
     },
 }
-
-impl fmt::Display for CidrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CidrError::Malformed => write!(f, "not an IPv4 range; write it as 192.0.2.0/24"),
-            CidrError::PrefixTooLong => write!(f, "an IPv4 prefix has 0 to 32 bits"),
-            CidrError::HostBits {
-                network,
-                prefix_len_bits,
-            } => {
-                write!(
-                    f,
-                    "bits are set after the prefix; write {network}/{prefix_len_bits} for the network, or /32 for one host"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for CidrError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! What an application hears of its messages: names, how they ended, and why a call did not take one.
 
-use std::fmt;
 use std::ops::Range;
 
 /// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another. The default one names no peer.
@@ -60,73 +59,65 @@ pub struct Completion {
 }
 
 /// Why no send region was loaned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoanError {
     /// Back-pressure: no memory or no message slot is free now. Poll, then try again.
+    #[error("no send memory is free now; poll and try again")]
     WouldBlock,
     /// The message is longer than agreed with the receiver, or than the send memory.
+    #[error("the message is too long: at most {limit} bytes can be sent to this peer")]
     TooLarge {
         /// The longest message that can be sent, in bytes.
         limit: u64,
     },
     /// More than one fragment, and there is no session with this peer.
+    #[error("messages of several fragments need a session with the peer; connect first")]
     NoSession,
     /// The peer is not known (any more).
+    #[error("this peer is not known any more; connect again")]
     UnknownPeer,
     /// A message that is sent while it is written has a byte at least.
+    #[error("a message that is sent while it is written cannot be empty; loan and send it")]
     Empty,
     /// What goes to this peer are IP fragments of one datagram, which leaves when it is whole.
+    #[error(
+        "with IP fragments a message is one datagram, which leaves when it is whole; loan and send it, or connect \
+         with the wire lm"
+    )]
     Datagram,
 }
 
-impl fmt::Display for LoanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LoanError::WouldBlock => f.write_str("no send memory is free now; poll and try again"),
-            LoanError::TooLarge { limit } => {
-                write!(
-                    f,
-                    "the message is too long: at most {limit} bytes can be sent to this peer"
-                )
-            }
-            LoanError::NoSession => {
-                f.write_str("messages of several fragments need a session with the peer; connect first")
-            }
-            LoanError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
-            LoanError::Empty => f.write_str("a message that is sent while it is written cannot be empty; loan and send it"),
-            LoanError::Datagram => f.write_str(
-                "with IP fragments a message is one datagram, which leaves when it is whole; loan and send it, or connect with the wire lm",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for LoanError {}
-
 /// Why a message was not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
     /// Back-pressure: too much is in flight. Poll, then try again.
+    #[error("too much is in flight; poll and try again")]
     WouldBlock,
     /// The region could not be loaned.
+    #[error(transparent)]
     Loan(LoanError),
     /// The session for which the region was loaned is over.
+    #[error("the session with the receiver is over; connect again")]
     NoSession,
     /// The peer is not known (any more).
+    #[error("this peer is not known any more; connect again")]
     UnknownPeer,
     /// Messages were not confirmed within the time given.
+    #[error("{unconfirmed} messages were not confirmed in time; is the receiver still running?")]
     TimedOut {
         /// How many are unconfirmed.
         unconfirmed: u64,
     },
     /// Messages ended without confirmation; their completions say why.
+    #[error("{messages} messages were not delivered")]
     Failed {
         /// How many since the last flush.
         messages: u64,
     },
     /// The interface went away, or its socket reports an error.
+    #[error("the interface went away or is down; bring it up and start again")]
     Link,
 }
 
@@ -140,34 +131,34 @@ impl From<LoanError> for SendError {
     }
 }
 
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::WouldBlock => f.write_str("too much is in flight; poll and try again"),
-            SendError::Loan(error) => error.fmt(f),
-            SendError::NoSession => f.write_str("the session with the receiver is over; connect again"),
-            SendError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
-            SendError::TimedOut { unconfirmed } => {
-                write!(
-                    f,
-                    "{unconfirmed} messages were not confirmed in time; is the receiver still running?"
-                )
-            }
-            SendError::Failed { messages } => write!(f, "{messages} messages were not delivered"),
-            SendError::Link => f.write_str("the interface went away or is down; bring it up and start again"),
-        }
+fn incomplete(number: u32, len: u64, missing: &[Range<u32>]) -> String {
+    let fragments: u64 = missing
+        .iter()
+        .map(|range| u64::from(range.end - range.start))
+        .sum();
+    let mut shown: Vec<_> = (missing
+        .iter()
+        .take(4)
+        .map(|range| format!("{}..{}", range.start, range.end)))
+    .collect();
+    if missing.len() > 4 {
+        shown.push("…".into());
     }
+    format!(
+        "message {number} of {len} bytes is incomplete: {fragments} fragments missing ({})",
+        shown.join(", ")
+    )
 }
 
-impl std::error::Error for SendError {}
-
 /// Why no message was received.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecvError {
     /// Nothing came in the time given.
+    #[error("no message in the time given")]
     TimedOut,
     /// A message was announced and did not arrive whole.
+    #[error("{}", incomplete(*.number, *.len, .missing))]
     Incomplete {
         /// Its sender.
         peer: PeerId,
@@ -181,6 +172,7 @@ pub enum RecvError {
         missing: Vec<Range<u32>>,
     },
     /// A message was announced while it was being written at its sender, which gave it up.
+    #[error("message {number} of {len} bytes was given up by its sender before it was written")]
     Aborted {
         /// Its sender.
         peer: PeerId,
@@ -192,37 +184,6 @@ pub enum RecvError {
         len: u64,
     },
     /// The interface went away, or its socket reports an error.
+    #[error("the interface went away or is down; bring it up and start again")]
     Link,
 }
-
-impl fmt::Display for RecvError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RecvError::TimedOut => f.write_str("no message in the time given"),
-            RecvError::Incomplete {
-                number, len, missing, ..
-            } => {
-                let fragments: u64 = missing
-                    .iter()
-                    .map(|range| u64::from(range.end - range.start))
-                    .sum();
-                write!(
-                    f,
-                    "message {number} of {len} bytes is incomplete: {fragments} fragments missing ("
-                )?;
-                for (at, range) in missing.iter().take(4).enumerate() {
-                    let separator = if at == 0 { "" } else { ", " };
-                    write!(f, "{separator}{}..{}", range.start, range.end)?;
-                }
-                f.write_str(if missing.len() > 4 { ", …)" } else { ")" })
-            }
-            RecvError::Aborted { number, len, .. } => write!(
-                f,
-                "message {number} of {len} bytes was given up by its sender before it was written"
-            ),
-            RecvError::Link => f.write_str("the interface went away or is down; bring it up and start again"),
-        }
-    }
-}
-
-impl std::error::Error for RecvError {}

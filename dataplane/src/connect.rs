@@ -1,6 +1,5 @@
 //! What an application says of a session that it asks for, and why it has none: one line each, with what to do.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU64;
@@ -100,30 +99,78 @@ impl ConnectOptions {
     }
 }
 
+fn rejected(peer: SocketAddrV4, reason: RejectReason, limit: u64, version: u8) -> String {
+    let why = match reason {
+        RejectReason::Version => {
+            let ours = lm_protocol::wire::lm::VERSION;
+            return format!(
+                "{peer} speaks LM version {version}, this program version {ours}; update the older one"
+            );
+        }
+        RejectReason::TooLarge => {
+            return format!(
+                "{peer} takes messages of at most {limit} bytes; send smaller ones (--message-size) or raise its \
+                 --max-message-size"
+            );
+        }
+        RejectReason::NoReceiver => {
+            return format!("nobody receives on that port of {peer}; start the receiver first");
+        }
+        RejectReason::Busy => "is busy with another sender; try again later",
+        RejectReason::NotAllowed => "does not allow this host; add it to the receiver's --allow",
+        RejectReason::Unsupported => "cannot receive what was asked for (wire mode, MTU or large messages)",
+        RejectReason::NoMemory => {
+            "has not enough memory for messages of this size; send smaller ones (--message-size), or give it more: it \
+             says what it lacks"
+        }
+        RejectReason::NoQuorum => "cannot make sure that no other host is receiving; try again later",
+        RejectReason::Unverified => {
+            "is in zero-copy mode, where only digests tell what arrived; send with them (--integrity manifest), and IP \
+             fragments only if it is under exclusive use (lm-recv --exclusive)"
+        }
+        RejectReason::ShuttingDown => "is shutting down; start the receiver again",
+        reason => return format!("{peer} refuses: {reason}"),
+    };
+    format!("{peer} {why}")
+}
+
 /// Why a peer could not be reached or did not admit us.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// No way there: what the part of the port says that looks for one.
+    #[error("{0}")]
     Route(Box<dyn std::error::Error + Send + Sync>),
     /// The host answers, but no LM endpoint listens on that port.
+    #[error("no LM receiver listens on {peer} (control port); start `lm-recv` there, or correct the port")]
     NotListening {
         /// Control port asked.
         peer: SocketAddrV4,
     },
     /// No answer.
+    #[error(
+        "no answer from {peer} (control port); check that the host is up and its firewall lets UDP port {} in",
+        .peer.port()
+    )]
     Unreachable {
         /// Control port asked.
         peer: SocketAddrV4,
     },
     /// No daemon answers at the host: this program asks its own host's admission daemon, and that one asks the other host's.
+    #[error(
+        "no admission daemon answers at {}: start lm-admissiond there with the same key, or use --admission embedded \
+         on both",
+        .peer.ip()
+    )]
     NoDaemon {
         /// Data port asked.
         peer: SocketAddrV4,
     },
     /// The admission daemon of this host.
-    Daemon(DaemonError),
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
     /// The receiver refused.
+    #[error("{}", rejected(*.peer, *.reason, *.limit, *.version))]
     Rejected {
         /// Control port asked.
         peer: SocketAddrV4,
@@ -135,11 +182,17 @@ pub enum ConnectError {
         version: u8,
     },
     /// The receiver's grant does not fit this link.
+    #[error("{peer} granted a session that does not fit this link; set --mtu the same on both sides")]
     Incompatible {
         /// Control port asked.
         peer: SocketAddrV4,
     },
     /// The receiver wants its packets on a transmit queue that this interface does not have.
+    #[error(
+        "cannot send on transmit queue {queue}, which reaches the receiver's landing queue ({source}); give this veth \
+         device at least {} transmit queues",
+        .queue + 1
+    )]
     Queue {
         /// The queue.
         queue: u32,
@@ -147,119 +200,15 @@ pub enum ConnectError {
         source: PortError,
     },
     /// Too many peers are owed something.
+    #[error("too many peers at once; finish with some of them first")]
     PeersFull,
     /// The peer is not known (any more).
+    #[error("this peer is not known any more; connect again")]
     UnknownPeer,
     /// A value of the options cannot be used.
+    #[error("{0}")]
     Options(String),
     /// A system call.
+    #[error(transparent)]
     System(io::Error),
 }
-
-impl From<DaemonError> for ConnectError {
-    fn from(error: DaemonError) -> Self {
-        ConnectError::Daemon(error)
-    }
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConnectError::Route(error) => error.fmt(f),
-            ConnectError::NotListening { peer } => write!(
-                f,
-                "no LM receiver listens on {peer} (control port); start `lm-recv` there, or correct the port"
-            ),
-            ConnectError::Unreachable { peer } => write!(
-                f,
-                "no answer from {peer} (control port); check that the host is up and its firewall lets UDP \
-                 port {} in",
-                peer.port()
-            ),
-            ConnectError::NoDaemon { peer } => write!(
-                f,
-                "no admission daemon answers at {}: start lm-admissiond there with the same key, or use --admission embedded on both",
-                peer.ip()
-            ),
-            ConnectError::Daemon(error) => error.fmt(f),
-            ConnectError::Rejected {
-                peer,
-                reason,
-                limit,
-                version,
-            } => match reason {
-                RejectReason::Version => write!(
-                    f,
-                    "{peer} speaks LM version {version}, this program version {}; update the older one",
-                    lm_protocol::wire::lm::VERSION
-                ),
-                RejectReason::Busy => {
-                    write!(f, "{peer} is busy with another sender; try again later")
-                }
-                RejectReason::TooLarge => write!(
-                    f,
-                    "{peer} takes messages of at most {limit} bytes; send smaller ones (--message-size) or \
-                     raise its --max-message-size"
-                ),
-                RejectReason::NotAllowed => {
-                    write!(
-                        f,
-                        "{peer} does not allow this host; add it to the receiver's --allow"
-                    )
-                }
-                RejectReason::Unsupported => {
-                    write!(
-                        f,
-                        "{peer} cannot receive what was asked for (wire mode, MTU or large messages)"
-                    )
-                }
-                RejectReason::NoMemory => {
-                    write!(
-                        f,
-                        "{peer} has not enough memory for messages of this size; send smaller ones (--message-size), or give it more: \
-                         it says what it lacks"
-                    )
-                }
-                RejectReason::NoReceiver => {
-                    write!(
-                        f,
-                        "nobody receives on that port of {peer}; start the receiver first"
-                    )
-                }
-                RejectReason::NoQuorum => {
-                    write!(
-                        f,
-                        "{peer} cannot make sure that no other host is receiving; try again later"
-                    )
-                }
-                RejectReason::Unverified => write!(
-                    f,
-                    "{peer} is in zero-copy mode, where only digests tell what arrived; send with them (--integrity manifest), and \
-                     IP fragments only if it is under exclusive use (lm-recv --exclusive)"
-                ),
-                RejectReason::ShuttingDown => {
-                    write!(f, "{peer} is shutting down; start the receiver again")
-                }
-                reason => write!(f, "{peer} refuses: {reason}"),
-            },
-            ConnectError::Incompatible { peer } => {
-                write!(
-                    f,
-                    "{peer} granted a session that does not fit this link; set --mtu the same on both sides"
-                )
-            }
-            ConnectError::Queue { queue, source } => write!(
-                f,
-                "cannot send on transmit queue {queue}, which reaches the receiver's landing queue ({source}); \
-                 give this veth device at least {} transmit queues",
-                queue + 1
-            ),
-            ConnectError::PeersFull => f.write_str("too many peers at once; finish with some of them first"),
-            ConnectError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
-            ConnectError::Options(what) => f.write_str(what),
-            ConnectError::System(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ConnectError {}

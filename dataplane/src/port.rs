@@ -116,28 +116,19 @@ pub struct QueueDrops {
 }
 
 /// Why a wake-up failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WakeError {
     /// The device is down.
+    #[error("the interface went down; set it up again (ip link set IF up)")]
     Down,
     /// The device or its queue no longer exists.
+    #[error("the interface or its queue is gone; open the endpoint anew")]
     Gone,
     /// Anything else.
+    #[error("cannot wake the AF_XDP socket: {0}")]
     System(io::Error),
 }
-
-impl fmt::Display for WakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WakeError::Down => f.write_str("the interface went down; set it up again (ip link set IF up)"),
-            WakeError::Gone => f.write_str("the interface or its queue is gone; open the endpoint anew"),
-            WakeError::System(error) => write!(f, "cannot wake the AF_XDP socket: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for WakeError {}
 
 /// Entries that were submitted and not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

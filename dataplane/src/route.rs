@@ -4,7 +4,6 @@
 //! route by `RTM_GETROUTE`, the neighbour by `RTM_GETNEIGH`. A neighbour that the kernel does not know yet is made known
 //! by sending an empty datagram to the *discard* port (RFC 863), which makes the kernel resolve it.
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -364,36 +363,67 @@ pub fn default_interface() -> Result<Interface, RouteError> {
     }
 }
 
+fn no_answer(destination: &Ipv4Addr, gateway: Option<&Ipv4Addr>, interface: &str) -> String {
+    match gateway {
+        None => format!(
+            "{destination} does not answer on {interface}; is the host up, and on that link? (ping {destination})"
+        ),
+        Some(gateway) => format!(
+            "the router {gateway} to {destination} does not answer on {interface}; check the route (ip route)"
+        ),
+    }
+}
+
+fn no_default(usable: &[String]) -> String {
+    match usable {
+        [] => "no usable interface: none is up and has an IPv4 address; see ip -brief address".into(),
+        _ => format!(
+            "no default route; choose with --interface {}",
+            usable.join(" or ")
+        ),
+    }
+}
+
 /// Why a host cannot be reached; one line each, with what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
     /// The address is this host's own.
+    #[error(
+        "{destination} is this host itself; LM crosses a link: name another host (cargo xtask run makes two)"
+    )]
     Local {
         /// The address.
         destination: Ipv4Addr,
     },
     /// A broadcast, multicast or unspecified address.
+    #[error("{destination} is not one host's address; name a host")]
     NotAHost {
         /// The address.
         destination: Ipv4Addr,
     },
     /// The kernel has no route there, or one that forbids it.
+    #[error("no route to {destination}; see ip route get {destination}")]
     NoRoute {
         /// The address.
         destination: Ipv4Addr,
     },
     /// The interface asked for is down or gone.
+    #[error("the interface towards {destination} is down or gone; set it up (ip link set IF up)")]
     Down {
         /// The address.
         destination: Ipv4Addr,
     },
     /// The route's gateway is an IPv6 address.
+    #[error(
+        "the route to {destination} has an IPv6 gateway, which LM cannot use; add a route with an IPv4 one"
+    )]
     Ipv6Gateway {
         /// The address.
         destination: Ipv4Addr,
     },
     /// Nobody answered ARP within [`NEIGHBOUR_PATIENCE`].
+    #[error("{}", no_answer(.destination, .gateway.as_ref(), .interface))]
     NoAnswer {
         /// The address.
         destination: Ipv4Addr,
@@ -403,82 +433,20 @@ pub enum RouteError {
         interface: String,
     },
     /// No interface was named, and there is no obvious one.
+    #[error("{}", no_default(.usable))]
     NoDefault {
         /// Those that could be named.
         usable: Vec<String>,
     },
     /// An interface could not be read.
+    #[error(transparent)]
     Interface(InterfaceError),
     /// The kernel could not be asked.
+    #[error("{call}: {source}")]
     System {
         /// The question.
         call: &'static str,
         /// What it said.
         source: io::Error,
     },
-}
-
-impl fmt::Display for RouteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RouteError::Local { destination } => write!(
-                f,
-                "{destination} is this host itself; LM crosses a link: name another host (cargo xtask run makes two)"
-            ),
-            RouteError::NotAHost { destination } => {
-                write!(f, "{destination} is not one host's address; name a host")
-            }
-            RouteError::NoRoute { destination } => {
-                write!(f, "no route to {destination}; see ip route get {destination}")
-            }
-            RouteError::Down { destination } => {
-                write!(
-                    f,
-                    "the interface towards {destination} is down or gone; set it up (ip link set IF up)"
-                )
-            }
-            RouteError::Ipv6Gateway { destination } => write!(
-                f,
-                "the route to {destination} has an IPv6 gateway, which LM cannot use; add a route with an IPv4 one"
-            ),
-            RouteError::NoAnswer {
-                destination,
-                gateway: None,
-                interface,
-            } => write!(
-                f,
-                "{destination} does not answer on {interface}; is the host up, and on that link? (ping {destination})"
-            ),
-            RouteError::NoAnswer {
-                destination,
-                gateway: Some(gateway),
-                interface,
-            } => write!(
-                f,
-                "the router {gateway} to {destination} does not answer on {interface}; check the route (ip route)"
-            ),
-            RouteError::NoDefault { usable } if usable.is_empty() => {
-                f.write_str("no usable interface: none is up and has an IPv4 address; see ip -brief address")
-            }
-            RouteError::NoDefault { usable } => {
-                write!(
-                    f,
-                    "no default route; choose with --interface {}",
-                    usable.join(" or ")
-                )
-            }
-            RouteError::Interface(error) => error.fmt(f),
-            RouteError::System { call, source } => write!(f, "{call}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for RouteError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            RouteError::Interface(error) => Some(error),
-            RouteError::System { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }

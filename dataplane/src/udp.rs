@@ -5,7 +5,6 @@
 //! the error queue.
 
 use std::cell::Cell;
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -420,57 +419,29 @@ fn to_address(raw: &libc::sockaddr_in) -> SocketAddrV4 {
 }
 
 /// Why the sockets could not be bound.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UdpError {
     /// The port is taken.
+    #[error("UDP {0} is taken; stop the program that has it (ss -lunp) or choose another --socket")]
     InUse(SocketAddrV4),
     /// The address is not one of this host.
+    #[error("{0} is not an address of this host")]
     NotLocal(Ipv4Addr),
     /// A port below `net.ipv4.ip_unprivileged_port_start`.
+    #[error("no privilege for socket {0}: CAP_NET_BIND_SERVICE is missing; choose a socket above 1023")]
     Privilege(u16),
     /// Data port 65535 leaves no control port, or no two neighbours are free.
+    #[error("no free socket for control (data socket + 1); choose a data socket below 65535")]
     NoControlPort,
     /// Anything else.
+    #[error("{call}: {source}")]
     System {
         /// The call.
         call: &'static str,
         /// What it said.
         source: io::Error,
     },
-}
-
-impl fmt::Display for UdpError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            UdpError::InUse(address) => {
-                write!(
-                    f,
-                    "UDP {address} is taken; stop the program that has it (ss -lunp) or choose another --socket"
-                )
-            }
-            UdpError::NotLocal(ip) => write!(f, "{ip} is not an address of this host"),
-            UdpError::Privilege(socket) => {
-                write!(
-                    f,
-                    "no privilege for socket {socket}: CAP_NET_BIND_SERVICE is missing; choose a socket above 1023"
-                )
-            }
-            UdpError::NoControlPort => {
-                f.write_str("no free socket for control (data socket + 1); choose a data socket below 65535")
-            }
-            UdpError::System { call, source } => write!(f, "{call}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for UdpError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            UdpError::System { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -375,10 +375,11 @@ pub enum ControlMessage {
 }
 
 /// Why a datagram is no control message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// Another version of the protocol. Reported before anything else is looked at.
+    #[error("{}", LmError::VersionMismatch { theirs: *.theirs })]
     VersionMismatch {
         /// The version of whoever sent it.
         theirs: u8,
@@ -386,47 +387,33 @@ pub enum ControlError {
         request_id: Option<u32>,
     },
     /// Not an LM packet, or one with a wrong length.
+    #[error(transparent)]
     Packet(LmError),
     /// An LM packet that does not belong on the control port.
+    #[error("an LM packet of type {packet_type} on the control port")]
     NotControl {
         /// Its type.
         packet_type: u8,
     },
     /// A kind that is not known here.
+    #[error("unknown control message {kind}")]
     UnknownKind {
         /// The kind.
         kind: u8,
     },
     /// The body's length is not its kind's.
+    #[error("the control message has a wrong length")]
     Length,
     /// A field's value is none that the field may have.
+    #[error("impossible {0} in a control message")]
     Field(&'static str),
     /// Header and payload length do not belong together.
+    #[error(transparent)]
     Layout(GeometryError),
     /// A window that is not a power of two.
+    #[error(transparent)]
     Window(WindowError),
 }
-
-impl fmt::Display for ControlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ControlError::VersionMismatch { theirs, .. } => {
-                LmError::VersionMismatch { theirs: *theirs }.fmt(f)
-            }
-            ControlError::Packet(error) => error.fmt(f),
-            ControlError::NotControl { packet_type } => {
-                write!(f, "an LM packet of type {packet_type} on the control port")
-            }
-            ControlError::UnknownKind { kind } => write!(f, "unknown control message {kind}"),
-            ControlError::Length => f.write_str("the control message has a wrong length"),
-            ControlError::Field(name) => write!(f, "impossible {name} in a control message"),
-            ControlError::Layout(error) => error.fmt(f),
-            ControlError::Window(error) => error.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ControlError {}
 
 impl Request {
     /// The layout that both links allow: this request's, at no more than `mtu` bytes and behind `link`, which are the

@@ -43,7 +43,6 @@
 use crate::wire::lm::{LmHeader, MAX_PAYLOAD_LEN, MissingRange};
 use alloc::boxed::Box;
 use alloc::vec;
-use core::fmt;
 use core::ops::Range;
 use twox_hash::XxHash3_64;
 use xxhash_rust::const_xxh3::const_custom_default_secret;
@@ -329,10 +328,11 @@ impl Packet<'_> {
 }
 
 /// Why a MANIFEST packet, or a whole manifest, was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
     /// More fragments than the collector was made for, or none.
+    #[error("a manifest of {count} fragments; 1 to {max} are possible here")]
     Count {
         /// Fragments of the message.
         count: u32,
@@ -341,35 +341,19 @@ pub enum ManifestError {
     },
     /// Another session, message or fragment count than expected, a packet that is no MANIFEST, or digests of fragments
     /// that the message has not. Nothing was changed.
+    #[error("the digests belong to another message")]
     Foreign,
     /// Digests that differ from those that came before. The fragments that are in dispute count as missing again;
     /// in a proved manifest nothing was changed.
+    #[error("{fragments} digests differ from those that came before")]
     Conflict {
         /// How many fragments' digests differ.
         fragments: u32,
     },
     /// All digests came, and the message's does not agree with them: every one is missing again.
+    #[error("the message's digest does not agree with the fragments'")]
     Disproved,
 }
-
-impl fmt::Display for ManifestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ManifestError::Count { count, max } => {
-                write!(f, "a manifest of {count} fragments; 1 to {max} are possible here")
-            }
-            ManifestError::Foreign => f.write_str("the digests belong to another message"),
-            ManifestError::Conflict { fragments } => {
-                write!(f, "{fragments} digests differ from those that came before")
-            }
-            ManifestError::Disproved => {
-                f.write_str("the message's digest does not agree with the fragments'")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ManifestError {}
 
 /// The manifest of one message at its receiver: takes MANIFEST packets in any order, and knows which digests lack.
 ///

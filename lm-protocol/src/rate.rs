@@ -3,7 +3,6 @@
 //! Both are arithmetic on numbers that the caller tells: they send nothing and read no clock.
 
 use crate::time::Time;
-use core::fmt;
 use core::num::NonZeroU64;
 use core::time::Duration;
 
@@ -132,18 +131,12 @@ pub struct BackoffShape {
 }
 
 /// Why a [`BackoffShape`] is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a back-off needs 1 ≤ floor ≤ ceiling, an increase of at least 1, 1 to 7 eighths kept, and less than 100 % \
+     tolerated"
+)]
 pub struct BackoffShapeError;
-
-impl fmt::Display for BackoffShapeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "a back-off needs 1 ≤ floor ≤ ceiling, an increase of at least 1, 1 to 7 eighths kept, and less than 100 % tolerated",
-        )
-    }
-}
-
-impl core::error::Error for BackoffShapeError {}
 
 /// How many packets may be on the way to a receiver: fewer after losses, more while there are few.
 ///

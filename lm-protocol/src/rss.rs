@@ -202,65 +202,51 @@ impl<'a> Rss<'a> {
 }
 
 /// Why the queue of a packet cannot be computed or chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RssError {
     /// A key that is neither 40 nor 52 bytes long.
+    #[error("an RSS key of {len} bytes; 40 and 52 are known")]
     KeyLen {
         /// Its length in bytes.
         len: usize,
     },
     /// A key of zeros.
+    #[error("the RSS key is all zeros: the driver does not show the card's key")]
     ZeroKey,
     /// A table without entries, or with too many.
+    #[error("an RSS indirection table of {len} entries")]
     TableLen {
         /// Its length in entries.
         len: usize,
     },
     /// The table does not name the queue.
+    #[error(
+        "the RSS indirection table does not name queue {queue}; give it an entry, or steer by a flow rule"
+    )]
     QueueNotInTable {
         /// The queue.
         queue: u32,
     },
     /// Ports are not hashed, and the addresses lead elsewhere.
+    #[error(
+        "the card hashes addresses only, and these do not lead to queue {queue}; let it hash ports as well (ethtool \
+         -N DEVICE rx-flow-hash udp4 sdfn)"
+    )]
     PortsNotHashed {
         /// The queue.
         queue: u32,
     },
     /// No source port leads to the queue.
+    #[error(
+        "no source port from {FIRST_SOURCE_PORT} on leads to queue {queue}; give it more entries of the RSS \
+         indirection table"
+    )]
     NoPort {
         /// The queue.
         queue: u32,
     },
 }
-
-impl fmt::Display for RssError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RssError::KeyLen { len } => write!(f, "an RSS key of {len} bytes; 40 and 52 are known"),
-            RssError::ZeroKey => {
-                f.write_str("the RSS key is all zeros: the driver does not show the card's key")
-            }
-            RssError::TableLen { len } => write!(f, "an RSS indirection table of {len} entries"),
-            RssError::QueueNotInTable { queue } => write!(
-                f,
-                "the RSS indirection table does not name queue {queue}; give it an entry, or steer by a flow rule"
-            ),
-            RssError::PortsNotHashed { queue } => write!(
-                f,
-                "the card hashes addresses only, and these do not lead to queue {queue}; \
-                 let it hash ports as well (ethtool -N DEVICE rx-flow-hash udp4 sdfn)"
-            ),
-            RssError::NoPort { queue } => write!(
-                f,
-                "no source port from {FIRST_SOURCE_PORT} on leads to queue {queue}; give it more entries of the RSS \
-                 indirection table"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for RssError {}
 
 #[cfg(test)]
 mod tests {

@@ -26,7 +26,6 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
-use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
@@ -163,34 +162,22 @@ impl Watermark {
 }
 
 /// Why a writer may not do what it asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriterError {
     /// The message is finished or aborted.
+    #[error("the message is finished or aborted: begin another one")]
     Ended,
     /// Bytes before this one are released, and may be on the way.
+    #[error("bytes before {0} are released and may have left: go on behind them")]
     Released(u64),
     /// The message has so many bytes.
+    #[error("the message was begun with {0} bytes and has no more")]
     Len(u64),
     /// So many bytes are written.
+    #[error("{0} bytes are written so far: write the others first")]
     Written(u64),
 }
-
-impl fmt::Display for WriterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WriterError::Ended => f.write_str("the message is finished or aborted: begin another one"),
-            WriterError::Released(to) => write!(
-                f,
-                "bytes before {to} are released and may have left: go on behind them"
-            ),
-            WriterError::Len(len) => write!(f, "the message was begun with {len} bytes and has no more"),
-            WriterError::Written(to) => write!(f, "{to} bytes are written so far: write the others first"),
-        }
-    }
-}
-
-impl core::error::Error for WriterError {}
 
 /// A message that is going out, at its writer. What it returns is for [`Watermark::publish`].
 ///

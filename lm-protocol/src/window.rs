@@ -16,7 +16,6 @@
 //! The one overlap between windows: the header of a window's lowest fragment lies over the last `H` bytes of the window
 //! below, which arrived long before. [`TailRule`] says when that frame may be posted and when the bytes come back.
 
-use core::fmt;
 use core::iter::FusedIterator;
 use core::ops::Range;
 
@@ -41,23 +40,12 @@ pub struct WindowShape {
 }
 
 /// A window that is not a power of two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a window of {} fragments is not a power of two", .fragments)]
 pub struct WindowError {
     /// Fragments asked for.
     pub fragments: u32,
 }
-
-impl fmt::Display for WindowError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "a window of {} fragments is not a power of two",
-            self.fragments
-        )
-    }
-}
-
-impl core::error::Error for WindowError {}
 
 impl WindowShape {
     /// The window when nothing else was asked for: 256 fragments, 362 KiB at MTU 1500.

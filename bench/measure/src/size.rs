@@ -104,30 +104,16 @@ pub fn approximate(bytes: u64) -> String {
 }
 
 /// Why a text is no size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
     /// Not a whole number with an optional suffix.
+    #[error("write a whole number of bytes with an optional K, M, G or T (binary), such as 64K")]
     Malformed,
     /// More than 2^64 - 1 bytes.
+    #[error("larger than 64 bits can count")]
     TooLarge,
 }
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SizeError::Malformed => {
-                write!(
-                    f,
-                    "write a whole number of bytes with an optional K, M, G or T (binary), such as 64K"
-                )
-            }
-            SizeError::TooLarge => write!(f, "larger than 64 bits can count"),
-        }
-    }
-}
-
-impl std::error::Error for SizeError {}
 
 #[cfg(test)]
 mod tests {

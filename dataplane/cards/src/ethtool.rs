@@ -7,7 +7,6 @@ mod rss;
 pub(crate) mod uapi;
 
 use std::cell::OnceCell;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -291,22 +290,26 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Why a card did not answer, or does not do what was asked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EthtoolError {
     /// The driver cannot do that.
+    #[error("the driver does not support this: {what}")]
     Unsupported {
         /// What was asked.
         what: &'static str,
     },
     /// It takes CAP_NET_ADMIN.
+    #[error("not permitted: {what}; run as root or with CAP_NET_ADMIN")]
     NotPermitted {
         /// What was asked.
         what: &'static str,
     },
     /// There is no such interface (any more).
+    #[error("the interface is gone; see ip link")]
     Gone,
     /// Anything else.
+    #[error("{what}: {source}")]
     System {
         /// What was asked.
         what: &'static str,
@@ -322,28 +325,6 @@ impl EthtoolError {
             Some(libc::EPERM) => EthtoolError::NotPermitted { what },
             Some(libc::ENODEV) => EthtoolError::Gone,
             _ => EthtoolError::System { what, source },
-        }
-    }
-}
-
-impl fmt::Display for EthtoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EthtoolError::Unsupported { what } => write!(f, "the driver does not support this: {what}"),
-            EthtoolError::NotPermitted { what } => {
-                write!(f, "not permitted: {what}; run as root or with CAP_NET_ADMIN")
-            }
-            EthtoolError::Gone => f.write_str("the interface is gone; see ip link"),
-            EthtoolError::System { what, source } => write!(f, "{what}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for EthtoolError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            EthtoolError::System { source, .. } => Some(source),
-            _ => None,
         }
     }
 }

@@ -7,7 +7,6 @@
 //! So before a driver is trusted, packets of known length are received in chunks filled with a [`Pattern`], once with each of
 //! [`Pattern::PAIR`], each chunk is [`examine`]d when its descriptor has come, and the [`Footprint`]s are merged.
 
-use std::fmt;
 use std::ops::Range;
 
 use crate::platform::Obstacle;
@@ -131,33 +130,22 @@ pub fn examine(pattern: Pattern, chunk: &[u8], packet: Range<usize>) -> Result<F
 }
 
 /// Why a chunk tells nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// The packet does not lie inside the chunk.
+    #[error("the probe's packet does not lie inside its chunk")]
     Outside,
     /// The packet is so short that Ethernet itself would fill it up.
+    #[error("a probe of {len} bytes; at least {MIN_PACKET_LEN} are needed")]
     TooShort {
         /// Its length in bytes.
         len: usize,
     },
     /// Nothing was written where the packet should be.
+    #[error("the probe's packet is not where it should be")]
     NotWritten,
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ProbeError::Outside => f.write_str("the probe's packet does not lie inside its chunk"),
-            ProbeError::TooShort { len } => {
-                write!(f, "a probe of {len} bytes; at least {MIN_PACKET_LEN} are needed")
-            }
-            ProbeError::NotWritten => f.write_str("the probe's packet is not where it should be"),
-        }
-    }
-}
-
-impl std::error::Error for ProbeError {}
 
 #[cfg(test)]
 mod tests {

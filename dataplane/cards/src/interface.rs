@@ -3,7 +3,6 @@
 //! Links and addresses come over rtnetlink(7), driver and queue numbers over the ethtool ioctl; both see the network
 //! namespace of the calling thread, unlike sysfs, which shows the namespace in which it was mounted.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -342,11 +341,20 @@ fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     row[b.len()]
 }
 
+/// The names as `text` puts them, or `otherwise` if there are none.
+fn named_or(names: &[String], otherwise: &str, text: impl Fn(String) -> String) -> String {
+    match names {
+        [] => otherwise.into(),
+        _ => text(names.join(" or ")),
+    }
+}
+
 /// Why LM cannot run on an interface; one line each, with what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterfaceError {
     /// There is none of that name.
+    #[error("no interface {name}; {}", named_or(.near, "see ip link", |near| format!("did you mean {near}?")))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -354,6 +362,11 @@ pub enum InterfaceError {
         near: Vec<String>,
     },
     /// It stands on other devices, whose drivers the packets belong to.
+    #[error("{name} is a {kind} device{}", named_or(
+        .ports,
+        ", without a device below it here; use a physical interface",
+        |ports| format!("; use the device below it: --interface {ports}"),
+    ))]
     Stacked {
         /// Its name.
         name: String,
@@ -363,16 +376,19 @@ pub enum InterfaceError {
         ports: Vec<String>,
     },
     /// Loopback, a tunnel, or anything else without Ethernet frames.
+    #[error("{name} is no Ethernet interface; choose another (ip -brief link)")]
     NotEthernet {
         /// Its name.
         name: String,
     },
     /// It is not set up, or has no link.
+    #[error("{name} is down or has no link; set it up (ip link set {name} up) or check the cable")]
     Down {
         /// Its name.
         name: String,
     },
     /// Packets would be too short.
+    #[error("{name} has MTU {mtu}, but at least {min} is needed; raise it (ip link set {name} mtu {min})")]
     MtuTooSmall {
         /// Its name.
         name: String,
@@ -382,73 +398,19 @@ pub enum InterfaceError {
         min: u32,
     },
     /// It has no IPv4 address.
+    #[error("{name} has no IPv4 address; give it one (ip address add ADDRESS/LENGTH dev {name})")]
     NoAddress {
         /// Its name.
         name: String,
     },
     /// The kernel could not be asked.
+    #[error("{call}: {source}")]
     System {
         /// The question.
         call: &'static str,
         /// What it said.
         source: io::Error,
     },
-}
-
-impl fmt::Display for InterfaceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            InterfaceError::Unknown { name, near } if near.is_empty() => {
-                write!(f, "no interface {name}; see ip link")
-            }
-            InterfaceError::Unknown { name, near } => {
-                write!(f, "no interface {name}; did you mean {}?", near.join(" or "))
-            }
-            InterfaceError::Stacked { name, kind, ports } if ports.is_empty() => {
-                write!(
-                    f,
-                    "{name} is a {kind} device, without a device below it here; use a physical interface"
-                )
-            }
-            InterfaceError::Stacked { name, kind, ports } => write!(
-                f,
-                "{name} is a {kind} device; use the device below it: --interface {}",
-                ports.join(" or ")
-            ),
-            InterfaceError::NotEthernet { name } => {
-                write!(
-                    f,
-                    "{name} is no Ethernet interface; choose another (ip -brief link)"
-                )
-            }
-            InterfaceError::Down { name } => {
-                write!(
-                    f,
-                    "{name} is down or has no link; set it up (ip link set {name} up) or check the cable"
-                )
-            }
-            InterfaceError::MtuTooSmall { name, mtu, min } => write!(
-                f,
-                "{name} has MTU {mtu}, but at least {min} is needed; raise it (ip link set {name} mtu {min})"
-            ),
-            InterfaceError::NoAddress { name } => {
-                write!(
-                    f,
-                    "{name} has no IPv4 address; give it one (ip address add ADDRESS/LENGTH dev {name})"
-                )
-            }
-            InterfaceError::System { call, source } => write!(f, "{call}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for InterfaceError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            InterfaceError::System { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

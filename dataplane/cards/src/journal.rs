@@ -50,16 +50,32 @@ pub(crate) trait Change: Clone + fmt::Debug + Serialize + DeserializeOwned {
     fn undo(&self, device: &Self::Device) -> Result<Undoing, EthtoolError>;
 }
 
+/// A journal that cannot be read, or not written.
+fn unusable(path: &Path, source: &io::Error) -> String {
+    let path = path.display();
+    match source.kind() {
+        io::ErrorKind::InvalidData => format!(
+            "cannot understand {path} ({source}), which says how the interface was set before; set it right \
+             (ethtool -X DEVICE default; tc qdisc del dev DEVICE root) and delete the file"
+        ),
+        _ => format!(
+            "cannot write down how the interface is set, in {path} ({source}); run as root, or make the folder writable"
+        ),
+    }
+}
+
 /// Why nothing is changed, or not changed back.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
     /// Another process makes such changes of this interface.
+    #[error("process {pid} keeps settings of this interface already; stop it, or use another interface")]
     InUse {
         /// Its id.
         pid: u32,
     },
     /// The file that remembers what was changed.
+    #[error("{}", unusable(.path, .source))]
     State {
         /// Its path.
         path: PathBuf,
@@ -67,6 +83,11 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Not everything could be restored.
+    #[error(
+        "the interface's settings could not all be restored ({source}); the next start tries again, or set them right \
+         by hand as {} says and delete it",
+        .path.display()
+    )]
     Undo {
         /// The file that remembers the rest.
         path: PathBuf,
@@ -74,52 +95,8 @@ pub enum JournalError {
         source: EthtoolError,
     },
     /// The device.
-    Device(EthtoolError),
-}
-
-impl From<EthtoolError> for JournalError {
-    fn from(error: EthtoolError) -> JournalError {
-        JournalError::Device(error)
-    }
-}
-
-impl fmt::Display for JournalError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            JournalError::InUse { pid } => write!(
-                f,
-                "process {pid} keeps settings of this interface already; stop it, or use another interface"
-            ),
-            JournalError::State { path, source } if source.kind() == io::ErrorKind::InvalidData => write!(
-                f,
-                "cannot understand {} ({source}), which says how the interface was set before; set it right \
-                 (ethtool -X DEVICE default; tc qdisc del dev DEVICE root) and delete the file",
-                path.display()
-            ),
-            JournalError::State { path, source } => write!(
-                f,
-                "cannot write down how the interface is set, in {} ({source}); run as root, or make the folder writable",
-                path.display()
-            ),
-            JournalError::Undo { path, source } => write!(
-                f,
-                "the interface's settings could not all be restored ({source}); the next start tries again, or set them \
-                 right by hand as {} says and delete it",
-                path.display()
-            ),
-            JournalError::Device(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for JournalError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            JournalError::InUse { .. } => None,
-            JournalError::State { source, .. } => Some(source),
-            JournalError::Undo { source, .. } | JournalError::Device(source) => Some(source),
-        }
-    }
+    #[error(transparent)]
+    Device(#[from] EthtoolError),
 }
 
 /// A process, for as long as it lives.

@@ -241,16 +241,9 @@ pub enum Decision {
 }
 
 /// [`Limits::outgoing`] sessions are there already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many sessions at once")]
 pub struct TooMany;
-
-impl fmt::Display for TooMany {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("too many sessions at once")
-    }
-}
-
-impl core::error::Error for TooMany {}
 
 /// What became of a datagram that came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

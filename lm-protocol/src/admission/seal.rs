@@ -51,16 +51,9 @@ const LABEL_WORD: &[u8; 8] = b"lm-word1";
 pub struct ClusterKey(Hmac<Sha256>);
 
 /// The key is shorter than [`ClusterKey::MIN_LEN`] bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a cluster key has at least {} bytes", ClusterKey::MIN_LEN)]
 pub struct KeyTooShort;
-
-impl fmt::Display for KeyTooShort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a cluster key has at least {} bytes", ClusterKey::MIN_LEN)
-    }
-}
-
-impl core::error::Error for KeyTooShort {}
 
 /// Does not show the key.
 impl fmt::Debug for ClusterKey {
@@ -298,33 +291,22 @@ impl fmt::Debug for Datagram {
 }
 
 /// Why a datagram was not opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
     /// Too short, too long, or not of the length that it says.
+    #[error("the sealed message has a wrong length")]
     Length,
     /// Not a sealed message: what an endpoint without a daemon sends, or something else.
+    #[error("not a sealed admission message")]
     NotSealed,
     /// Another version of the seal.
+    #[error("sealed by version {theirs}; this is version {SEAL_VERSION}")]
     Version {
         /// Which.
         theirs: u8,
     },
     /// Another key, other addresses, or altered on the way.
+    #[error("the tag is wrong: another cluster key, or altered on the way")]
     Tag,
 }
-
-impl fmt::Display for SealError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SealError::Length => f.write_str("the sealed message has a wrong length"),
-            SealError::NotSealed => f.write_str("not a sealed admission message"),
-            SealError::Version { theirs } => {
-                write!(f, "sealed by version {theirs}; this is version {SEAL_VERSION}")
-            }
-            SealError::Tag => f.write_str("the tag is wrong: another cluster key, or altered on the way"),
-        }
-    }
-}
-
-impl core::error::Error for SealError {}

@@ -1,12 +1,11 @@
 //! Why a geometry cannot be had.
 
-use core::fmt;
-
 /// Why a geometry cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GeometryError {
     /// The MTU is below what the IP version demands of a link.
+    #[error("MTU {mtu} is too small: at least {minimum} is needed")]
     MtuTooSmall {
         /// MTU asked for, in bytes.
         mtu: u16,
@@ -14,6 +13,7 @@ pub enum GeometryError {
         minimum: u16,
     },
     /// A frame would be longer than 65,535 bytes.
+    #[error("MTU {mtu} is too large: at most {maximum} fits a frame")]
     MtuTooLarge {
         /// MTU asked for, in bytes.
         mtu: u16,
@@ -21,11 +21,13 @@ pub enum GeometryError {
         maximum: u16,
     },
     /// More than two 802.1Q tags.
+    #[error("{tags} VLAN tags: at most 2 are supported")]
     TooManyVlanTags {
         /// Tags asked for.
         tags: u8,
     },
     /// A peer's header length is not the one that the wire and the link have.
+    #[error("header length {given} does not fit this wire and link, which have {expected}")]
     HeaderLen {
         /// Header length given, in bytes.
         given: u16,
@@ -33,6 +35,7 @@ pub enum GeometryError {
         expected: u16,
     },
     /// A peer's payload length is not a multiple of 8 in the range that the wire and the link allow.
+    #[error("payload length {given} is not a multiple of 8 from {minimum} to {maximum}")]
     PayloadLen {
         /// Payload length given, in bytes.
         given: u16,
@@ -42,6 +45,7 @@ pub enum GeometryError {
         maximum: u16,
     },
     /// The message is longer than the wire can carry.
+    #[error("a message of {len} bytes is too long for this wire, which carries at most {maximum}")]
     MessageTooLong {
         /// Message length, in bytes.
         len: u64,
@@ -49,43 +53,3 @@ pub enum GeometryError {
         maximum: u64,
     },
 }
-
-impl fmt::Display for GeometryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            GeometryError::MtuTooSmall { mtu, minimum } => {
-                write!(f, "MTU {mtu} is too small: at least {minimum} is needed")
-            }
-            GeometryError::MtuTooLarge { mtu, maximum } => {
-                write!(f, "MTU {mtu} is too large: at most {maximum} fits a frame")
-            }
-            GeometryError::TooManyVlanTags { tags } => {
-                write!(f, "{tags} VLAN tags: at most 2 are supported")
-            }
-            GeometryError::HeaderLen { given, expected } => {
-                write!(
-                    f,
-                    "header length {given} does not fit this wire and link, which have {expected}"
-                )
-            }
-            GeometryError::PayloadLen {
-                given,
-                minimum,
-                maximum,
-            } => {
-                write!(
-                    f,
-                    "payload length {given} is not a multiple of 8 from {minimum} to {maximum}"
-                )
-            }
-            GeometryError::MessageTooLong { len, maximum } => {
-                write!(
-                    f,
-                    "a message of {len} bytes is too long for this wire, which carries at most {maximum}"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for GeometryError {}

@@ -1,6 +1,5 @@
 //! What a smoother is made of, and which parameters make sense.
 
-use core::fmt;
 use core::num::{NonZeroU32, NonZeroU64};
 use core::time::Duration;
 
@@ -100,36 +99,25 @@ impl Parameters {
 }
 
 /// A rule that [`Parameters`] break.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParametersError {
     /// CBD is 0.
+    #[error("CBD is 0: a refresh has to bring at least one credit")]
     NoCredits,
     /// ΔRP is 0.
+    #[error("ΔRP is 0: the refresh period would never fall again after a loss")]
     NoStep,
     /// RPmin is below [`TIMER_GRAIN`].
+    #[error("RPmin is below 1 ms, a timer's grain: for a higher rate choose a higher CBD")]
     BelowTimer,
     /// RPmin is above RP0.
+    #[error("RPmin is above RP0: choose RPmin ≤ RP0 ≤ RPmax")]
     BelowMin,
     /// RP0 is above RPmax.
+    #[error("RP0 is above RPmax: choose RPmin ≤ RP0 ≤ RPmax")]
     AboveMax,
     /// Z is no share.
+    #[error("Z is the share of packets that may be lost: choose 0 (none) to 1")]
     NoShare,
 }
-
-impl fmt::Display for ParametersError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ParametersError::NoCredits => "CBD is 0: a refresh has to bring at least one credit",
-            ParametersError::NoStep => "ΔRP is 0: the refresh period would never fall again after a loss",
-            ParametersError::BelowTimer => {
-                "RPmin is below 1 ms, a timer's grain: for a higher rate choose a higher CBD"
-            }
-            ParametersError::BelowMin => "RPmin is above RP0: choose RPmin ≤ RP0 ≤ RPmax",
-            ParametersError::AboveMax => "RP0 is above RPmax: choose RPmin ≤ RP0 ≤ RPmax",
-            ParametersError::NoShare => "Z is the share of packets that may be lost: choose 0 (none) to 1",
-        })
-    }
-}
-
-impl core::error::Error for ParametersError {}

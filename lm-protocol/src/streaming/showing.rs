@@ -300,23 +300,12 @@ impl Grain {
 }
 
 /// Bytes that are not valid yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the message is valid to byte {} from there on: wait for more", .valid_to)]
 pub struct NotValid {
     /// The first byte of what was asked for that is not.
     pub valid_to: u64,
 }
-
-impl fmt::Display for NotValid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the message is valid to byte {} from there on: wait for more",
-            self.valid_to
-        )
-    }
-}
-
-impl core::error::Error for NotValid {}
 
 /// What the engine's thread shows of a message, for the thread that reads it.
 ///

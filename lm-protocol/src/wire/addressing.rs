@@ -5,7 +5,6 @@ use super::ipv4::{Ipv4Repr, PROTOCOL_UDP};
 use super::lm::{self, LmHeader};
 use super::udp::UdpRepr;
 use crate::geometry::LinkShape;
-use core::fmt;
 use core::net::Ipv4Addr;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::network_endian::U16;
@@ -55,36 +54,22 @@ pub struct Addressing {
 }
 
 /// Why headers were not written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The output is shorter than the headers.
+    #[error("the headers need {needed} bytes")]
     OutputTooShort {
         /// Bytes that the headers need.
         needed: usize,
     },
     /// The payload does not fit a UDP datagram.
+    #[error("the payload does not fit one datagram: at most {maximum} bytes")]
     PayloadTooLong {
         /// Most payload bytes.
         maximum: usize,
     },
 }
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BuildError::OutputTooShort { needed } => write!(f, "the headers need {needed} bytes"),
-            BuildError::PayloadTooLong { maximum } => {
-                write!(
-                    f,
-                    "the payload does not fit one datagram: at most {maximum} bytes"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for BuildError {}
 
 impl Addressing {
     /// The link that these packets travel on.

@@ -60,16 +60,9 @@ impl fmt::Debug for MacAddr {
 }
 
 /// A text that is not six hexadecimal bytes with colons between them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an Ethernet address is six hexadecimal bytes with colons between them")]
 pub struct MacAddrError;
-
-impl fmt::Display for MacAddrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an Ethernet address is six hexadecimal bytes with colons between them")
-    }
-}
-
-impl core::error::Error for MacAddrError {}
 
 impl FromStr for MacAddr {
     type Err = MacAddrError;

@@ -27,52 +27,35 @@ pub use addressing::{Addressing, BuildError};
 pub use frame::{Frame, Transport, parse_frame};
 pub use template::{DataTemplate, IpFragTemplate};
 
-use core::fmt;
-
 /// Why a frame is not one of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
     /// The bytes end before the headers or the payload that they announce.
+    #[error("the packet is truncated")]
     Truncated,
     /// EtherType or IP version of something else: ARP, IPv6, a second tag…
+    #[error("not IPv4")]
     NotIpv4,
     /// IPv4 options, which LM never sends.
+    #[error("IPv4 options")]
     IpOptions,
     /// IPv4 header length or total length impossible.
+    #[error("impossible IPv4 length")]
     IpLength,
     /// IPv4 header checksum wrong.
+    #[error("wrong IPv4 header checksum")]
     IpChecksum,
     /// An IP fragment that cannot be part of any datagram: not a multiple of 8 bytes, or ending behind 65,535.
+    #[error("impossible IPv4 fragment")]
     IpFragment,
     /// A protocol other than UDP.
+    #[error("not UDP")]
     NotUdp,
     /// UDP length field below 8 or different from what the packet carries.
+    #[error("UDP length differs from the packet's")]
     UdpLength,
     /// UDP, but not a legal LM packet.
-    Lm(lm::LmError),
-}
-
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ParseError::Truncated => "the packet is truncated",
-            ParseError::NotIpv4 => "not IPv4",
-            ParseError::IpOptions => "IPv4 options",
-            ParseError::IpLength => "impossible IPv4 length",
-            ParseError::IpChecksum => "wrong IPv4 header checksum",
-            ParseError::IpFragment => "impossible IPv4 fragment",
-            ParseError::NotUdp => "not UDP",
-            ParseError::UdpLength => "UDP length differs from the packet's",
-            ParseError::Lm(error) => return error.fmt(f),
-        })
-    }
-}
-
-impl core::error::Error for ParseError {}
-
-impl From<lm::LmError> for ParseError {
-    fn from(error: lm::LmError) -> ParseError {
-        ParseError::Lm(error)
-    }
+    #[error(transparent)]
+    Lm(#[from] lm::LmError),
 }

@@ -67,41 +67,30 @@ impl RssSettings {
 }
 
 /// Why the queue of a packet cannot be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HashProblem {
     /// Not Toeplitz's hash.
+    #[error(
+        "the card spreads packets by hash function {function}; choose Toeplitz's (ethtool -X DEVICE hfunc toeplitz)"
+    )]
     Function {
         /// `ETH_RSS_HASH_*`.
         function: u8,
     },
     /// Source and destination are mixed before they are hashed (`symmetric-xor`, `symmetric-or-xor`).
+    #[error(
+        "the card makes its hash symmetric, so that a source port cannot be chosen for a queue; switch that off \
+         (ethtool -X DEVICE xfrm none)"
+    )]
     Transform,
     /// The driver does not show the key; see [`system_key`].
+    #[error("the driver does not show its RSS key")]
     Hidden,
     /// The key is none.
+    #[error(transparent)]
     Key(RssError),
 }
-
-impl fmt::Display for HashProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HashProblem::Function { function } => write!(
-                f,
-                "the card spreads packets by hash function {function}; choose Toeplitz's \
-                 (ethtool -X DEVICE hfunc toeplitz)"
-            ),
-            HashProblem::Transform => f.write_str(
-                "the card makes its hash symmetric, so that a source port cannot be chosen for a queue; \
-                 switch that off (ethtool -X DEVICE xfrm none)",
-            ),
-            HashProblem::Hidden => f.write_str("the driver does not show its RSS key"),
-            HashProblem::Key(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for HashProblem {}
 
 /// The key that drivers take which have none of their own (`/proc/sys/net/core/netdev_rss_key`), its first `len` bytes.
 ///

@@ -1,6 +1,5 @@
 //! Why the kernel's traffic is not shaped.
 
-use std::fmt;
 use std::io;
 
 use super::link::NEEDS_MODULE;
@@ -8,12 +7,24 @@ use crate::ethtool::EthtoolError;
 use crate::journal::JournalError;
 
 /// Why the kernel's traffic on an interface is not shaped; one line each, with what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapingError {
     /// The kernel has no HTB, or no u32 filters.
+    #[error(
+        "the kernel has no HTB, or no u32 filters; load them (modprobe -a sch_htb cls_u32), or take a kernel with \
+         NET_SCH_HTB and NET_CLS_U32"
+    )]
     NoHtb,
     /// The root qdisc was set by somebody.
+    #[error(
+        "{interface} has a root qdisc that somebody set ({kind} {major:x}:), which is left alone; take it away \
+         (tc qdisc del dev {interface} root){}",
+        match .is_restorable {
+            true => ", or have it replaced meanwhile (Foreign::Replace, lm-admissiond --replace-qdisc)",
+            false => ": it has classes, which could not be restored",
+        }
+    )]
     Foreign {
         /// Name of the interface.
         interface: String,
@@ -25,10 +36,13 @@ pub enum ShapingError {
         is_restorable: bool,
     },
     /// What was changed before, and is to be undone.
+    #[error(transparent)]
     Journal(JournalError),
     /// The interface.
+    #[error(transparent)]
     Device(EthtoolError),
     /// Any other system call.
+    #[error("{call}: {source}")]
     System {
         /// The call.
         call: &'static str,
@@ -55,47 +69,6 @@ impl From<JournalError> for ShapingError {
         match error {
             JournalError::Device(error) => error.into(),
             error => ShapingError::Journal(error),
-        }
-    }
-}
-
-impl fmt::Display for ShapingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ShapingError::NoHtb => f.write_str(
-                "the kernel has no HTB, or no u32 filters; load them (modprobe -a sch_htb cls_u32), or take a kernel with \
-                 NET_SCH_HTB and NET_CLS_U32",
-            ),
-            ShapingError::Foreign {
-                interface,
-                kind,
-                major,
-                is_restorable,
-            } => {
-                write!(
-                    f,
-                    "{interface} has a root qdisc that somebody set ({kind} {major:x}:), which is left alone; take it away \
-                     (tc qdisc del dev {interface} root)"
-                )?;
-                f.write_str(match is_restorable {
-                    true => ", or have it replaced meanwhile (Foreign::Replace, lm-admissiond --replace-qdisc)",
-                    false => ": it has classes, which could not be restored",
-                })
-            }
-            ShapingError::Journal(error) => error.fmt(f),
-            ShapingError::Device(error) => error.fmt(f),
-            ShapingError::System { call, source } => write!(f, "{call}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for ShapingError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ShapingError::Journal(error) => error.source(),
-            ShapingError::Device(error) => error.source(),
-            ShapingError::System { source, .. } => Some(source),
-            _ => None,
         }
     }
 }

@@ -353,7 +353,7 @@ impl Steering {
             let taken = entry(input, &other.flow)?;
             if taken == at {
                 return Err(SteeringError::SharedEntry {
-                    source: fragments.source,
+                    sender: fragments.source,
                 });
             }
             if let Some(queue) = other.queue {

@@ -267,8 +267,8 @@ fn ip_fragments_are_led_by_their_addresses() {
                 assert!(others.iter().all(|other| queue_of(&card, &other.flow) == 0));
                 led += 1;
             }
-            Err(SteeringError::SharedEntry { source }) => {
-                assert_eq!((source, card.settings().table), (fragments.source, held));
+            Err(SteeringError::SharedEntry { sender }) => {
+                assert_eq!((sender, card.settings().table), (fragments.source, held));
                 shared += 1;
             }
             Err(error) => panic!("{error}"),
