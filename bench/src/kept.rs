@@ -21,7 +21,7 @@ pub(crate) struct Kept {
 impl Kept {
     /// The instance with this id (`SO_INCOMING_NAPI_ID`). Needs Linux 6.14 and `CAP_NET_ADMIN`.
     pub(crate) fn new(id: u32) -> io::Result<Kept> {
-        let mut napi = Napi::new(id)?;
+        let napi = Napi::new(id)?;
         let before = match napi.deferral()? {
             // Left by a program that was killed.
             KEPT => Deferral::default(),
@@ -39,7 +39,7 @@ pub(crate) fn give_back(interface: &str) {
     let ids = Interface::by_name(interface).map(|interface| Napi::ids_of(interface.index));
     for id in ids.into_iter().flatten().flatten() {
         // An instance may go with an XDP program meanwhile.
-        let Ok(mut napi) = Napi::new(id) else { continue };
+        let Ok(napi) = Napi::new(id) else { continue };
         if napi.deferral().is_ok_and(|deferral| deferral == KEPT) {
             let _gone = napi.set(&napi.setting(Deferral::default()));
         }

@@ -1,18 +1,11 @@
 //! What the kernel does by itself with one NAPI instance, set for that instance alone: generic netlink family `netdev`
 //! (Documentation/netlink/specs/netdev.yaml; `napi-set` since Linux 6.14).
 
-use std::fmt;
 use std::io;
 
-use netlink_packet_core::{
-    DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_DUMP, NlasIterator, ParseableParametrized,
-};
-use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
-use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
-use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
-use netlink_sys::{Socket, protocols::NETLINK_GENERIC};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use lm_cards::netlink::{ask, open, order, serialized};
+use lm_cards::netdev::Netdev;
 
 // `include/uapi/linux/netdev.h`.
 const NETDEV_CMD_QUEUE_GET: u8 = 10;
@@ -43,18 +36,10 @@ pub struct Deferral {
 pub struct Setting(Vec<u8>);
 
 /// One NAPI instance of the network namespace of the thread that found it.
+#[derive(Debug)]
 pub struct Napi {
-    socket: Socket,
-    family: u16,
+    family: Netdev,
     id: u32,
-}
-
-impl fmt::Debug for Napi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Napi")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Napi {
@@ -63,21 +48,8 @@ impl Napi {
     /// # Errors
     /// What the kernel answers: one before 6.7 has no such family.
     pub fn new(id: u32) -> io::Result<Napi> {
-        let socket = open(NETLINK_GENERIC)?;
-        let name = GenlCtrlAttrs::FamilyName(NetdevNapi::family_name().to_owned());
-        let request = GenlMessage::from_payload(GenlCtrl {
-            cmd: GenlCtrlCmd::GetFamily,
-            nlas: vec![name],
-        });
-        let mut answers = Vec::new();
-        ask(&socket, &request, 0, &mut answers)?;
-        let mut attributes = answers.into_iter().flat_map(|answer| answer.into_parts().1.nlas);
-        let family = attributes.find_map(|attribute| match attribute {
-            GenlCtrlAttrs::FamilyId(family) => Some(family),
-            _ => None,
-        });
-        let family = family.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Napi { socket, family, id })
+        let family = Netdev::open()?;
+        Ok(Napi { family, id })
     }
 
     /// The ids of an interface's instances.
@@ -85,7 +57,7 @@ impl Napi {
     /// # Errors
     /// What the kernel answers.
     pub fn ids_of(interface_index: u32) -> io::Result<Vec<u32>> {
-        let answers = Napi::new(0)?.ask(
+        let answers = Netdev::open()?.ask(
             NETDEV_CMD_NAPI_GET,
             &[(NETDEV_A_NAPI_IFINDEX, interface_index.into())],
             NLM_F_DUMP,
@@ -99,8 +71,8 @@ impl Napi {
     /// # Errors
     /// What the kernel answers: one before 6.8 does not know the question, and `ENOENT` says that there is no such queue.
     pub(crate) fn shared_by(interface_index: u32, queue: u32) -> io::Result<Option<u32>> {
-        let mut family = Napi::new(0)?;
-        let mut of_type = |kind| {
+        let family = Netdev::open()?;
+        let of_type = |kind| {
             let queue = [
                 (NETDEV_A_QUEUE_ID, queue.into()),
                 (NETDEV_A_QUEUE_IFINDEX, interface_index.into()),
@@ -113,7 +85,7 @@ impl Napi {
                     .and_then(|answer| answer.value(NETDEV_A_QUEUE_NAPI_ID)),
             )
         };
-        let [receives, sends] = QUEUE_TYPES.map(&mut of_type);
+        let [receives, sends] = QUEUE_TYPES.map(of_type);
         let (receives, sends) = (receives?, sends?);
         Ok(receives.filter(|_| receives == sends).map(|id| id as u32))
     }
@@ -122,9 +94,9 @@ impl Napi {
     ///
     /// # Errors
     /// What the kernel answers: `ENOENT` when the instance is gone.
-    pub fn deferral(&mut self) -> io::Result<Deferral> {
+    pub fn deferral(&self) -> io::Result<Deferral> {
         let id = (NETDEV_A_NAPI_ID, u64::from(self.id));
-        let answers = self.ask(NETDEV_CMD_NAPI_GET, &[id], 0)?;
+        let answers = self.family.ask(NETDEV_CMD_NAPI_GET, &[id], 0)?;
         let value = |kind| answers.first().and_then(|answer| answer.value(kind)).unwrap_or(0);
         Ok(Deferral {
             hard_irqs: value(NETDEV_A_NAPI_DEFER_HARD_IRQS) as u32,
@@ -134,15 +106,16 @@ impl Napi {
 
     /// What sets a deferral.
     pub fn setting(&self, deferral: Deferral) -> Setting {
-        let request = self.message(
+        let request = self.family.prepared(
             NETDEV_CMD_NAPI_SET,
             &[
                 (NETDEV_A_NAPI_ID, u64::from(self.id)),
                 (NETDEV_A_NAPI_DEFER_HARD_IRQS, u64::from(deferral.hard_irqs)),
                 (NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT, deferral.timeout_ns),
             ],
+            NLM_F_ACK,
         );
-        Setting(serialized(&request, NLM_F_ACK))
+        Setting(request)
     }
 
     /// Sets what was prepared. Allocates nothing.
@@ -150,89 +123,7 @@ impl Napi {
     /// # Errors
     /// What the kernel answers: `EPERM` without `CAP_NET_ADMIN`, `EOPNOTSUPP` before Linux 6.14.
     pub fn set(&self, setting: &Setting) -> io::Result<()> {
-        order(&self.socket, &setting.0)
-    }
-
-    fn message(&self, command: u8, attributes: &[(u16, u64)]) -> GenlMessage<NetdevNapi> {
-        let mut message = GenlMessage::from_payload(NetdevNapi {
-            command,
-            attributes: attributes.to_vec(),
-        });
-        message.set_resolved_family_id(self.family);
-        message
-    }
-
-    fn ask(&mut self, command: u8, attributes: &[(u16, u64)], flags: u16) -> io::Result<Vec<NetdevNapi>> {
-        let request = self.message(command, attributes);
-        let mut answers = Vec::new();
-        ask(&self.socket, &request, flags, &mut answers)?;
-        Ok(answers.into_iter().map(|answer| answer.into_parts().1).collect())
-    }
-}
-
-/// A message of the family about an instance: its integer attributes.
-#[derive(Clone, Debug)]
-struct NetdevNapi {
-    command: u8,
-    attributes: Vec<(u16, u64)>,
-}
-
-impl NetdevNapi {
-    fn value(&self, kind: u16) -> Option<u64> {
-        (self.attributes.iter()).find_map(|&(of, value)| (of == kind).then_some(value))
-    }
-
-    fn nlas(&self) -> Vec<DefaultNla> {
-        (self.attributes.iter())
-            .map(|&(kind, value)| match kind {
-                // `uint` in the specification: 4 or 8 bytes.
-                NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT => DefaultNla::new(kind, value.to_ne_bytes().to_vec()),
-                _ => DefaultNla::new(kind, (value as u32).to_ne_bytes().to_vec()),
-            })
-            .collect()
-    }
-}
-
-impl GenlFamily for NetdevNapi {
-    fn family_name() -> &'static str {
-        "netdev"
-    }
-
-    fn command(&self) -> u8 {
-        self.command
-    }
-
-    fn version(&self) -> u8 {
-        1
-    }
-}
-
-impl Emitable for NetdevNapi {
-    fn buffer_len(&self) -> usize {
-        self.nlas().as_slice().buffer_len()
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        self.nlas().as_slice().emit(buffer);
-    }
-}
-
-impl ParseableParametrized<[u8], GenlHeader> for NetdevNapi {
-    fn parse_with_param(bytes: &[u8], header: GenlHeader) -> Result<NetdevNapi, DecodeError> {
-        let mut attributes = Vec::new();
-        for nla in NlasIterator::new(bytes) {
-            let nla = nla?;
-            let value = match *nla.value() {
-                [a, b, c, d] => u32::from_ne_bytes([a, b, c, d]).into(),
-                [a, b, c, d, e, f, g, h] => u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-                _ => continue,
-            };
-            attributes.push((nla.kind(), value));
-        }
-        Ok(NetdevNapi {
-            command: header.cmd,
-            attributes,
-        })
+        self.family.order(&setting.0)
     }
 }
 
@@ -253,7 +144,7 @@ mod tests {
     /// As a kernel before 6.8 answers to `queue-get`, and one before 6.14 to `napi-set`.
     #[test]
     fn a_command_that_the_kernel_has_not_is_an_error() {
-        let mut family = Napi::new(0).expect("Linux 6.7");
+        let family = Netdev::open().expect("Linux 6.7");
         let error = family.ask(200, &[], 0).expect_err("no such command");
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
     }

@@ -125,7 +125,7 @@ impl QueuePoller {
     }
 
     fn find(&self) -> io::Result<Instance> {
-        let mut napi = Napi::new(self.napi_id()? as u32)?;
+        let napi = Napi::new(self.napi_id()? as u32)?;
         let before = match napi.deferral()? {
             // Left by a program that was killed.
             KEPT => Deferral::default(),

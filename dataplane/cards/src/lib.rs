@@ -17,7 +17,7 @@ pub mod footprint;
 pub mod fuzzing;
 mod interface;
 mod journal;
-mod netdev;
+pub mod netdev;
 pub mod netlink;
 mod pci;
 mod platform;

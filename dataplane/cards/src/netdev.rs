@@ -1,18 +1,16 @@
-//! What a driver offers AF_XDP, over the kernel's generic netlink family `netdev` (`linux/netdev.h`, since Linux 6.3).
+//! Generic netlink family `netdev` (Documentation/netlink/specs/netdev.yaml, since Linux 6.3): what a driver offers AF_XDP,
+//! and messages of integer attributes for everything else that the family answers.
 
+use std::fmt;
 use std::io;
 
-use netlink_packet_core::{
-    DefaultNla, Emitable, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload, NetlinkSerializable, NlasIterator,
-};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_GENERIC};
+use netlink_packet_core::{DecodeError, DefaultNla, Emitable, NlasIterator, ParseableParametrized};
+use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
+use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
+use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
+use netlink_sys::{Socket, protocols::NETLINK_GENERIC};
 
-/// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_ID` and `CTRL_ATTR_FAMILY_NAME` of `linux/genetlink.h`.
-const CONTROLLER: u16 = 0x10;
-const GET_FAMILY: u8 = 3;
-const FAMILY_ID: u16 = 1;
-const FAMILY_NAME: u16 = 2;
+use crate::netlink::{ask, open, order, serialized};
 
 /// `NETDEV_CMD_DEV_GET`, and its attributes `NETDEV_A_DEV_IFINDEX`, `…_XDP_FEATURES`, `…_XDP_ZC_MAX_SEGS` and
 /// `…_XSK_FEATURES`.
@@ -26,6 +24,151 @@ const XSK_FEATURES: u16 = 6;
 const XSK_ZERO_COPY: u64 = 1 << 3;
 /// `NETDEV_XSK_FLAGS_TX_CHECKSUM`.
 const TX_CHECKSUM: u64 = 1 << 1;
+
+/// The family, by a socket of the network namespace of the thread that opened it.
+pub struct Netdev {
+    socket: Socket,
+    family: u16,
+}
+
+impl fmt::Debug for Netdev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Netdev")
+            .field("family", &self.family)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Netdev {
+    /// Asks for the family's number.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers: `ENOENT` before Linux 6.3.
+    pub fn open() -> io::Result<Netdev> {
+        let socket = open(NETLINK_GENERIC)?;
+        let name = GenlCtrlAttrs::FamilyName(Attributes::family_name().to_owned());
+        let request = GenlMessage::from_payload(GenlCtrl {
+            cmd: GenlCtrlCmd::GetFamily,
+            nlas: vec![name],
+        });
+        let mut answers = Vec::new();
+        ask(&socket, &request, 0, &mut answers)?;
+        let mut attributes = answers.into_iter().flat_map(|answer| answer.into_parts().1.nlas);
+        let family = attributes.find_map(|attribute| match attribute {
+            GenlCtrlAttrs::FamilyId(family) => Some(family),
+            _ => None,
+        });
+        let family = family.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Netdev { socket, family })
+    }
+
+    /// Asks, with `NLM_F_` flags; the answers.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers: `EOPNOTSUPP` for a command of a later kernel.
+    pub fn ask(&self, command: u8, attributes: &[(u16, u64)], flags: u16) -> io::Result<Vec<Attributes>> {
+        let mut answers = Vec::new();
+        ask(
+            &self.socket,
+            &self.message(command, attributes),
+            flags,
+            &mut answers,
+        )?;
+        Ok(answers.into_iter().map(|answer| answer.into_parts().1).collect())
+    }
+
+    /// A request as [`Netdev::order`] takes it.
+    pub fn prepared(&self, command: u8, attributes: &[(u16, u64)], flags: u16) -> Vec<u8> {
+        serialized(&self.message(command, attributes), flags)
+    }
+
+    /// Sends a prepared request with `NLM_F_ACK`. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers.
+    pub fn order(&self, request: &[u8]) -> io::Result<()> {
+        order(&self.socket, request)
+    }
+
+    fn message(&self, command: u8, attributes: &[(u16, u64)]) -> GenlMessage<Attributes> {
+        let mut message = GenlMessage::from_payload(Attributes {
+            command,
+            all: attributes.to_vec(),
+        });
+        message.set_resolved_family_id(self.family);
+        message
+    }
+}
+
+/// A message of the family: its integer attributes.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    command: u8,
+    all: Vec<(u16, u64)>,
+}
+
+impl Attributes {
+    /// The value of an attribute.
+    pub fn value(&self, kind: u16) -> Option<u64> {
+        (self.all.iter()).find_map(|&(of, value)| (of == kind).then_some(value))
+    }
+
+    fn nlas(&self) -> Vec<DefaultNla> {
+        (self.all.iter())
+            .map(|&(kind, value)| match u32::try_from(value) {
+                Ok(value) => DefaultNla::new(kind, value.to_ne_bytes().to_vec()),
+                // `uint` of the specification: 4 or 8 bytes.
+                Err(_) => DefaultNla::new(kind, value.to_ne_bytes().to_vec()),
+            })
+            .collect()
+    }
+}
+
+impl GenlFamily for Attributes {
+    fn family_name() -> &'static str {
+        "netdev"
+    }
+
+    fn command(&self) -> u8 {
+        self.command
+    }
+
+    fn version(&self) -> u8 {
+        1
+    }
+}
+
+impl Emitable for Attributes {
+    fn buffer_len(&self) -> usize {
+        self.nlas().as_slice().buffer_len()
+    }
+
+    fn emit(&self, buffer: &mut [u8]) {
+        self.nlas().as_slice().emit(buffer);
+    }
+}
+
+impl ParseableParametrized<[u8], GenlHeader> for Attributes {
+    fn parse_with_param(bytes: &[u8], header: GenlHeader) -> Result<Attributes, DecodeError> {
+        let mut all = Vec::new();
+        for nla in NlasIterator::new(bytes) {
+            let nla = nla?;
+            let value = match *nla.value() {
+                [a, b, c, d] => u32::from_ne_bytes([a, b, c, d]).into(),
+                [a, b, c, d, e, f, g, h] => u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+                _ => continue,
+            };
+            all.push((nla.kind(), value));
+        }
+        Ok(Attributes {
+            command: header.cmd,
+            all,
+        })
+    }
+}
 
 /// What a driver says that it can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,18 +188,13 @@ impl XdpFeatures {
     ///
     /// What the kernel says: `ENODEV` for an interface that it does not know.
     pub fn read(interface_index: u32) -> io::Result<Option<XdpFeatures>> {
-        let family = match ask(CONTROLLER, GET_FAMILY, FAMILY_NAME, b"netdev\0") {
-            Ok(attributes) => family_id(&attributes)?,
+        let family = match Netdev::open() {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-            Err(error) => return Err(error),
+            family => family?,
         };
-        let answer = ask(
-            family,
-            GET_DEVICE,
-            INTERFACE_INDEX,
-            &interface_index.to_ne_bytes(),
-        )?;
-        XdpFeatures::parse(&answer).map(Some)
+        let answers = family.ask(GET_DEVICE, &[(INTERFACE_INDEX, interface_index.into())], 0)?;
+        let answer = answers.first().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(XdpFeatures::of(answer)))
     }
 
     /// Whether AF_XDP sockets can be in zero-copy mode.
@@ -69,117 +207,13 @@ impl XdpFeatures {
         self.xsk & TX_CHECKSUM != 0
     }
 
-    fn parse(attributes: &[u8]) -> io::Result<XdpFeatures> {
-        let mut features = XdpFeatures::default();
-        for attribute in NlasIterator::new(attributes) {
-            let attribute = attribute.map_err(io::Error::other)?;
-            match attribute.kind() {
-                XDP_FEATURES => features.xdp = u64::from_ne_bytes(number(attribute.value())?),
-                XSK_FEATURES => features.xsk = u64::from_ne_bytes(number(attribute.value())?),
-                ZERO_COPY_SEGMENTS => {
-                    features.zero_copy_segments = u32::from_ne_bytes(number(attribute.value())?);
-                }
-                _ => {}
-            }
+    fn of(answer: &Attributes) -> XdpFeatures {
+        let value = |kind| answer.value(kind).unwrap_or(0);
+        XdpFeatures {
+            xdp: value(XDP_FEATURES),
+            xsk: value(XSK_FEATURES),
+            zero_copy_segments: value(ZERO_COPY_SEGMENTS) as u32,
         }
-        Ok(features)
-    }
-}
-
-fn family_id(attributes: &[u8]) -> io::Result<u16> {
-    for attribute in NlasIterator::new(attributes) {
-        let attribute = attribute.map_err(io::Error::other)?;
-        if attribute.kind() == FAMILY_ID {
-            return Ok(u16::from_ne_bytes(number(attribute.value())?));
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::InvalidData))
-}
-
-/// The bytes of a number.
-fn number<const LEN: usize>(value: &[u8]) -> io::Result<[u8; LEN]> {
-    value
-        .try_into()
-        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
-}
-
-/// A message of a generic netlink family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Generic {
-    family: u16,
-    command: u8,
-    attributes: Vec<u8>,
-}
-
-/// Length of `struct genlmsghdr`: command, version and two reserved bytes.
-const HEADER_LEN: usize = 4;
-
-impl NetlinkSerializable for Generic {
-    fn message_type(&self) -> u16 {
-        self.family
-    }
-
-    fn buffer_len(&self) -> usize {
-        HEADER_LEN + self.attributes.len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        buffer[..HEADER_LEN].copy_from_slice(&[self.command, 1, 0, 0]);
-        buffer[HEADER_LEN..].copy_from_slice(&self.attributes);
-    }
-}
-
-impl NetlinkDeserializable for Generic {
-    type Error = io::Error;
-
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> io::Result<Generic> {
-        match payload.split_at_checked(HEADER_LEN) {
-            Some((head, attributes)) => Ok(Generic {
-                family: header.message_type,
-                command: head[0],
-                attributes: attributes.to_vec(),
-            }),
-            None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-        }
-    }
-}
-
-/// One question with one attribute; the answer's attributes.
-fn ask(family: u16, command: u8, kind: u16, value: &[u8]) -> io::Result<Vec<u8>> {
-    let attribute = DefaultNla::new(kind, value.to_vec());
-    let mut attributes = vec![0; attribute.buffer_len()];
-    attribute.emit(&mut attributes);
-    let question = Generic {
-        family,
-        command,
-        attributes,
-    };
-    let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(question));
-    message.header.flags = NLM_F_REQUEST;
-    message.header.sequence_number = 1;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-
-    let mut socket = Socket::new(NETLINK_GENERIC)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    socket.send(&bytes, 0)?;
-    let (bytes, _) = socket.recv_from_full()?;
-    read(&bytes)
-}
-
-/// The attributes of an answer.
-fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let answer: NetlinkMessage<Generic> = NetlinkMessage::deserialize(bytes).map_err(io::Error::other)?;
-    match answer.payload {
-        NetlinkPayload::InnerMessage(answer) => Ok(answer.attributes),
-        NetlinkPayload::Error(error) => Err(match error.code {
-            // Not `ErrorMessage::to_io`, which negates i32::MIN.
-            Some(code) => io::Error::from_raw_os_error(code.get().saturating_neg()),
-            None => io::Error::from(io::ErrorKind::InvalidData),
-        }),
-        _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
     }
 }
 
@@ -189,30 +223,32 @@ mod tests {
 
     use super::*;
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let attribute = DefaultNla::new(kind, value.to_vec());
-        let mut bytes = vec![0; attribute.buffer_len()];
-        attribute.emit(&mut bytes);
-        bytes
+    fn parse(bytes: &[u8]) -> Result<Attributes, DecodeError> {
+        let header = GenlHeader {
+            cmd: GET_DEVICE,
+            version: 1,
+        };
+        Attributes::parse_with_param(bytes, header)
     }
 
     #[test]
     fn features_are_read_from_their_attributes() {
-        let mut answer = attribute(INTERFACE_INDEX, &7_u32.to_ne_bytes());
-        answer.extend(attribute(XDP_FEATURES, &0b1011_u64.to_ne_bytes()));
-        answer.extend(attribute(ZERO_COPY_SEGMENTS, &17_u32.to_ne_bytes()));
-        answer.extend(attribute(XSK_FEATURES, &2_u64.to_ne_bytes()));
-        answer.extend(attribute(99, b"of a later kernel"));
-        let features = XdpFeatures::parse(&answer).expect("an answer");
+        let attributes = [
+            DefaultNla::new(INTERFACE_INDEX, 7_u32.to_ne_bytes().to_vec()),
+            DefaultNla::new(XDP_FEATURES, 0b1011_u64.to_ne_bytes().to_vec()),
+            DefaultNla::new(ZERO_COPY_SEGMENTS, 17_u32.to_ne_bytes().to_vec()),
+            DefaultNla::new(XSK_FEATURES, 2_u64.to_ne_bytes().to_vec()),
+            DefaultNla::new(99, b"of a later kernel".to_vec()),
+        ];
+        let mut answer = vec![0; attributes.as_slice().buffer_len()];
+        attributes.as_slice().emit(&mut answer);
+        let features = XdpFeatures::of(&parse(&answer).expect("an answer"));
         assert_eq!(
             (features.xdp, features.xsk, features.zero_copy_segments),
             (11, 2, 17)
         );
         assert!(features.zero_copy() && features.sums());
         assert!(!XdpFeatures::default().zero_copy());
-        let narrow = attribute(XDP_FEATURES, &1_u32.to_ne_bytes());
-        assert!(XdpFeatures::parse(&narrow).is_err(), "a number of another length");
-        assert!(family_id(&answer[8..]).is_err(), "an answer without a family");
     }
 
     #[test]
@@ -229,11 +265,9 @@ mod tests {
     proptest! {
         #[test]
         fn answers_of_any_bytes_do_not_panic(bytes: Vec<u8>) {
-            if let Ok(attributes) = read(&bytes) {
-                XdpFeatures::parse(&attributes).ok();
+            if let Ok(attributes) = parse(&bytes) {
+                XdpFeatures::of(&attributes);
             }
-            XdpFeatures::parse(&bytes).ok();
-            family_id(&bytes).ok();
         }
     }
 }
