@@ -292,11 +292,10 @@ pub fn parse_admission(text: &str) -> Result<Admission, String> {
 /// # Errors
 /// A word that is no such thing.
 pub fn parse_depth(text: &str) -> Result<Depth, String> {
-    match (text, text.parse()) {
-        ("full", _) => Ok(Depth::Full),
-        ("auto", _) => Ok(Depth::Auto),
-        (_, Ok(most)) => Ok(Depth::AtMost(most)),
-        _ => Err("write full, auto, or a number of packets".to_owned()),
+    match text {
+        "full" => Ok(Depth::Full),
+        "auto" => Ok(Depth::Auto),
+        _ => Err("write full or auto".to_owned()),
     }
 }
 

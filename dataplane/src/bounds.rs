@@ -79,14 +79,6 @@ pub(crate) struct OnTheWay {
 }
 
 impl OnTheWay {
-    /// At most what `bounded` leaves of each.
-    pub(crate) fn bounded(self, bounded: impl Fn(u32) -> u32) -> OnTheWay {
-        OnTheWay {
-            held: bounded(self.held),
-            most: bounded(self.most),
-        }
-    }
-
     /// Where it does not matter what a sender keeps.
     pub(crate) const fn by_anybody(packets: u32) -> OnTheWay {
         OnTheWay {

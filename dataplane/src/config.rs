@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,22 +126,12 @@ pub enum Depth {
     /// As many as they hold.
     #[default]
     Full,
-    /// At most so many of either, and no more than they hold.
-    AtMost(NonZeroU32),
     /// As many as keep both busy, as it turns out ([`lm_protocol::depth`]). For a path with a slow port in it: a small message does not wait
     /// there behind all that the port's buffer holds.
     Auto,
 }
 
 impl Depth {
-    /// Of so many that are held.
-    pub(crate) fn of(self, held: u32) -> u32 {
-        match self {
-            Depth::AtMost(most) => held.min(most.get()),
-            Depth::Full | Depth::Auto => held,
-        }
-    }
-
     pub(crate) fn adapts(self) -> bool {
         self == Depth::Auto
     }
@@ -177,9 +166,6 @@ impl Default for MemoryConfig {
 pub struct ReceiveConfig {
     /// Longest message to accept, in bytes.
     pub max_message_len: u64,
-    /// Whether large messages of a sender are shown in the order in which it sent them. If not, each is shown when it is whole,
-    /// although an earlier one still lacks fragments; its sender gets its confirmation in order all the same.
-    pub in_order: bool,
     /// Whether senders of IP fragments may land in zero-copy mode. Port numbers are in the first fragment only, so cards choose
     /// the queue of fragments by the two addresses. While such a session lasts, *everything* that the card hashes by
     /// addresses alone between its sender and this host comes to the landing queue and is lost to everybody else: other
@@ -192,7 +178,6 @@ impl Default for ReceiveConfig {
     fn default() -> Self {
         ReceiveConfig {
             max_message_len: 1 << 30,
-            in_order: true,
             exclusive: false,
         }
     }

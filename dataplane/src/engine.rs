@@ -98,7 +98,6 @@ pub(crate) struct Receives {
     pub(crate) max_message_len: u64,
     /// Landing memory of a session at least.
     pub(crate) landing_len: u64,
-    pub(crate) in_order: bool,
     /// IP fragments may land in zero-copy mode.
     pub(crate) exclusive: bool,
     /// In copy mode, where zero-copy mode turns out to be impossible.

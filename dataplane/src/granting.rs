@@ -153,7 +153,7 @@ impl<P: Port> Engine<P> {
         self.counters
             .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         if closing == Closing::Unheard {
-            inbound.order.forget_unshown(inbound.settled.delivered());
+            inbound.order.forget_unsettled(inbound.settled.delivered());
         }
         let (ended, heard) = (inbound.ended(), inbound.order.announced());
         self.notices.remember(ended.session_key);
@@ -315,7 +315,6 @@ impl<P: Port> Engine<P> {
             delivery: request.delivery,
             integrity,
             tells_windows: request.capabilities & CAPABILITY_STREAMS != 0,
-            in_order: self.fixed.receives.in_order,
             admission,
         }
     }

@@ -166,7 +166,7 @@ fn tx_in_flight(plan: &MemoryPlan, depth: Depth) -> InFlight {
         bound => bound,
     };
     InFlight {
-        most: plan.in_flight(depth.of(held)),
+        most: plan.in_flight(held),
         adapts: depth.adapts(),
     }
 }
@@ -255,12 +255,11 @@ impl<P: Port> Opened<P> {
                     .filter(|_| plan.caps.tx_steers)
                     .map(|queue| queue as u16 + u16::from(generic)),
                 one_processor: generic,
-                on_the_way: on_the_way.bounded(|held| config.link.depth.of(held)),
+                on_the_way,
                 adapts: config.link.depth.adapts(),
                 ring_len: landing_ring_len(&plan.caps),
                 max_message_len: config.receive.max_message_len,
                 landing_len: config.memory.landing_len,
-                in_order: config.receive.in_order,
                 exclusive: config.receive.exclusive,
                 may_copy: config.link.mode == ModeRequest::Auto,
             },

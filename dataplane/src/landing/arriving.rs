@@ -58,8 +58,6 @@ pub(super) struct Arriving {
     pub(super) shift: Shift,
     /// What is known about its bytes being its sender's.
     pub(super) proof: Proof,
-    /// The application has it already, before its turn.
-    pub(super) shown: bool,
     pub(super) place: Place,
     /// How much of it its sender released, where it was announced before it was whole: few are.
     pub(super) released: Option<Box<Released>>,
@@ -223,7 +221,6 @@ impl Arriving {
             },
             shift: Shift::default(),
             proof: Proof::default(),
-            shown: false,
             place: Place::Unasked,
             released: None,
             words,
@@ -413,7 +410,6 @@ impl Arriving {
         Landed {
             reader: self.reader.take(),
             arrived: self.arrived(),
-            early: false,
             zone: self.slots.zone.expect("a posted message has a zone"),
             address: self.slots.payload,
             len: self.len,
@@ -454,8 +450,6 @@ pub(crate) struct Landed {
     pub(crate) missing: Vec<Range<u32>>,
     /// How many fragments are.
     pub(crate) arrived: u64,
-    /// Messages before it are not settled.
-    pub(super) early: bool,
     /// What showed it while it arrived.
     pub(crate) reader: Option<Box<Reader>>,
 }

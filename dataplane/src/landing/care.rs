@@ -10,7 +10,7 @@ use lm_protocol::delivery::Arrival;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{LmPacket, MessageDigest};
 
-use super::arriving::{Arriving, Landed};
+use super::arriving::Arriving;
 use super::astray::Astray;
 use super::order::{Order, Settled};
 use super::places::Places;
@@ -152,7 +152,6 @@ impl Care<'_> {
         while self.front_may_land() {
             self.land(Vec::new());
         }
-        self.land_early();
     }
 
     /// Lands what became whole with one packet.
@@ -160,8 +159,6 @@ impl Care<'_> {
     pub(super) fn land_whole(&mut self) {
         if self.front_may_land() {
             self.land(Vec::new());
-        } else {
-            self.land_early();
         }
     }
 
@@ -178,29 +175,7 @@ impl Care<'_> {
             .expect("the message that just became whole");
         // Its last fragments may have come without the gate: what comes next is the next message's.
         self.progress.overtaken(message.end());
-        match message.shown {
-            true if !self.settled.has_landed() => self.settled.deliver_to(self.order.unsettled_from()),
-            true => {}
-            false => self.settled.add(message.landed(missing)),
-        }
-    }
-
-    /// Whole messages behind the front one are shown before it, where the application takes them in any order.
-    #[inline]
-    fn land_early(&mut self) {
-        if self.terms.in_order {
-            return;
-        }
-        for message in self.order.iter_mut().skip(1) {
-            if !message.shown && message.is_final() && self.places.evidence().proves(message) {
-                message.shown = true;
-                let landed = message.landed(Vec::new());
-                self.settled.add(Landed {
-                    early: true,
-                    ..landed
-                });
-            }
-        }
+        self.settled.add(message.landed(missing));
     }
 
     /// Takes a message's digest as its sender says it. `false`: it was known, or the message is settled.

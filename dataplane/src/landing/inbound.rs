@@ -556,8 +556,7 @@ impl Inbound {
                 is_aborted: false,
             });
         }
-        // What was shown early is the application's, or was in the list above.
-        for mut message in self.order.clear().filter(|message| !message.shown) {
+        for mut message in self.order.clear() {
             self.places.repair.given_up += message.arrived();
             zones.extend(message.slots.zone);
             if message.is_refused() {
@@ -578,8 +577,7 @@ impl Inbound {
     /// Fragments of messages that are not settled.
     #[cfg(test)]
     pub(crate) fn open_fragments(&self) -> u64 {
-        let open = self.order.iter().filter(|message| !message.shown);
-        let arriving: u64 = open.map(|message| message.arrived()).sum();
+        let arriving: u64 = self.order.iter().map(|message| message.arrived()).sum();
         self.settled.fragments() + arriving + self.strays.len()
     }
 }

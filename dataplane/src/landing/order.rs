@@ -242,10 +242,9 @@ impl Order {
             .sum()
     }
 
-    /// What was announced behind the last message that was shown before its turn counts as not heard.
-    pub(crate) fn forget_unshown(&mut self, delivered: u32) {
-        let shown = self.messages.iter().rfind(|message| message.shown);
-        self.announced = shown.map_or(delivered, |message| message.number.wrapping_add(1));
+    /// What was announced and is not settled counts as not heard.
+    pub(crate) fn forget_unsettled(&mut self, delivered: u32) {
+        self.announced = delivered;
     }
 }
 
@@ -294,7 +293,7 @@ impl Settled {
         let landed = self.complete.pop_front()?;
         if self.complete.is_empty() {
             self.delivered = unsettled_from;
-        } else if !landed.early {
+        } else {
             self.delivered = landed.number.wrapping_add(1);
         }
         Some(landed)

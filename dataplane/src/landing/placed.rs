@@ -114,7 +114,7 @@ impl Inbound {
         let Some(message) = at.map(|at| self.order.at_mut(at)) else {
             return false;
         };
-        if message.shown || message.is_refused() || message.is_aborted() {
+        if message.is_refused() || message.is_aborted() {
             return false;
         }
         message.place = Place::Refused(RETRACTED);

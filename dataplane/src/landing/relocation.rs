@@ -179,8 +179,7 @@ impl Relocation<'_, '_> {
     /// Adds the slots of the messages behind the front one in which something landed.
     fn look_behind(&self, sources: &mut Sources) {
         for (at, message) in self.care.order.iter().enumerate().take(MESSAGES_BEHIND).skip(1) {
-            let is_open = !message.shown && !message.proof.is_proved();
-            let Some(zone) = message.slots.zone.filter(|_| is_open) else {
+            let Some(zone) = message.slots.zone.filter(|_| !message.proof.is_proved()) else {
                 continue;
             };
             let count = message.fragment_count();

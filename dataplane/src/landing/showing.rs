@@ -296,7 +296,7 @@ impl Inbound {
     fn next_reading(&mut self, next_id: &mut u64, arena: &mut Arena) -> Option<Arc<Reading>> {
         let has_digests = self.places.evidence().has_digests();
         for message in self.order.iter_mut() {
-            let (Some(zone), None, false) = (message.slots.zone, &message.reader, message.shown) else {
+            let (Some(zone), None) = (message.slots.zone, &message.reader) else {
                 continue;
             };
             if let Some(reader) = Reader::new(message, &self.terms, *next_id, has_digests) {

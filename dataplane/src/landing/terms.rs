@@ -25,8 +25,6 @@ pub(crate) struct InboundTerms {
     pub(crate) first_message: u32,
     pub(crate) limits: Limits,
     pub(crate) delivery: Delivery,
-    /// Messages are shown in the order in which they were sent.
-    pub(crate) in_order: bool,
     /// Whether the sender sends digests.
     pub(crate) integrity: Integrity,
     /// Whether it tells those of windows, for which a receiver asks whose application reads.

@@ -72,8 +72,6 @@ pub(crate) struct BedConfig {
     /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
     /// may be allocated.
     pub(crate) guarded: bool,
-    /// Whether messages are shown in order.
-    pub(crate) in_order: bool,
     /// What both hosts do for what they send.
     pub(crate) integrity: Integrity,
     pub(crate) checksum: Checksum,
@@ -113,7 +111,6 @@ impl Default for BedConfig {
             one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
             guarded: true,
-            in_order: true,
             integrity: Integrity::Manifest,
             checksum: Checksum::None,
             exclusive: false,
@@ -159,7 +156,6 @@ pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
         },
         receive: ReceiveConfig {
             max_message_len: config.max_message_len,
-            in_order: config.in_order,
             exclusive: config.exclusive,
         },
         memory: MemoryConfig {
@@ -234,7 +230,6 @@ pub(crate) fn engine_on<P: Port>(
             ring_len: config.landing_ring_len,
             max_message_len: endpoint.receive.max_message_len,
             landing_len: endpoint.memory.landing_len,
-            in_order: endpoint.receive.in_order,
             exclusive: endpoint.receive.exclusive,
             may_copy: endpoint.link.mode == ModeRequest::Auto,
         },

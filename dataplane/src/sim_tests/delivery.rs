@@ -332,118 +332,52 @@ fn the_ipfrag_wire_reports_what_it_loses() {
     close(impaired, peer);
 }
 
-/// A message that lacks a fragment holds the later ones up, unless the application takes them in any order.
+/// A message that lacks a fragment holds the later ones up.
 #[test]
-fn whole_messages_overtake_one_that_is_not_if_they_may() {
+fn whole_messages_wait_for_one_that_is_not() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    for (in_order, delivery) in [
-        (true, Delivery::Reliable),
-        (false, Delivery::Reliable),
-        (false, Delivery::Partial),
-    ] {
-        let config = BedConfig {
-            in_order,
-            ..BedConfig::default()
-        };
-        let mut bed = Bed::new(&config);
-        let options = ConnectOptions {
-            max_message_len: 50_000,
-            messages_in_flight: 8,
-            delivery,
-            ..ConnectOptions::default()
-        };
-        let peer = bed.connect(0, &options).expect("a session");
-        // Fragment 7 of the first message does not get through, however often it is sent, until it may.
-        let blocked = Arc::new(AtomicBool::new(true));
-        let gate = Arc::clone(&blocked);
-        bed.wire.set_filter(move |from, packet| {
-            let is_it = from == 0
-                && packet.len() > 66
-                && packet[42] == 0x21
-                && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 7];
-            !(is_it && gate.load(Ordering::Relaxed))
-        });
-        let messages: Vec<Vec<u8>> = (0..6).map(|n| noise(n, 30_000 + 2000 * n as usize)).collect();
-        for (tag, bytes) in messages.iter().enumerate() {
-            bed.send(0, peer, bytes, tag as u64);
-        }
-        let mut order = Vec::new();
-        let mut take = |bed: &mut Bed, rounds: u32| {
-            for _ in 0..rounds {
-                bed.round();
-                while let Some(message) = bed.hosts[1].take_message().expect("nothing is reported") {
-                    let tag = message.tag() as usize;
-                    assert!(
-                        !message.missing().is_empty() || message[..] == messages[tag][..],
-                        "message {tag}"
-                    );
-                    order.push(tag);
-                }
-            }
-            order.clone()
-        };
-        let early = take(&mut bed, 60);
-        match (in_order, delivery) {
-            (true, _) => assert!(early.is_empty(), "{early:?}"),
-            // The last one has an entry left, which the next packet would use, whoever's it is.
-            (false, Delivery::Reliable) => assert_eq!(early, [1, 2, 3, 4]),
-            // The first one is settled without its fragment after a fifth of a millisecond.
-            _ => assert_eq!(early[..3], [1, 2, 3]),
-        }
-        // None of them is confirmed before its predecessors are settled.
-        if delivery == Delivery::Reliable {
-            assert!(bed.hosts[0].told.completions().is_empty());
-        }
-        blocked.store(false, Ordering::Relaxed);
-        let all = take(&mut bed, 20_000);
-        let mut sorted = all.clone();
-        sorted.sort_unstable();
-        assert_eq!(sorted, [0, 1, 2, 3, 4, 5], "each once");
-        assert_eq!(bed.hosts[0].told.completions().len(), 6);
-        bed.hosts[0].told.completions().clear();
-        let now_ns = bed.now_ns;
-        bed.hosts[0].end_session(peer.index, now_ns);
-        bed.pass(std::time::Duration::from_millis(800));
-        bed.hosts[1].told.forget_failures();
-        bed.check_memory();
-    }
-}
-
-/// A session that ends with messages shown early neither reports nor frees them again.
-#[test]
-fn what_was_shown_early_stays_when_the_session_ends() {
-    let config = BedConfig {
-        in_order: false,
-        ..BedConfig::default()
+    let mut bed = Bed::new(&BedConfig::default());
+    let options = ConnectOptions {
+        max_message_len: 50_000,
+        messages_in_flight: 8,
+        ..ConnectOptions::default()
     };
-    let mut bed = Bed::new(&config);
-    let peer = bed.session(0, WireMode::Lm, 50_000);
-    bed.wire.set_filter(|from, packet| {
-        !(from == 0 && packet.len() > 66 && packet[42] == 0x21 && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 3])
+    let peer = bed.connect(0, &options).expect("a session");
+    // Fragment 7 of the first message does not get through, however often it is sent, until it may.
+    let blocked = Arc::new(AtomicBool::new(true));
+    let gate = Arc::clone(&blocked);
+    bed.wire.set_filter(move |from, packet| {
+        let is_it = from == 0
+            && packet.len() > 66
+            && packet[42] == 0x21
+            && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 7];
+        !(is_it && gate.load(Ordering::Relaxed))
     });
-    let messages: Vec<Vec<u8>> = (0..4).map(|n| noise(n, 40_000)).collect();
+    let messages: Vec<Vec<u8>> = (0..6).map(|n| noise(n, 30_000 + 2000 * n as usize)).collect();
     for (tag, bytes) in messages.iter().enumerate() {
         bed.send(0, peer, bytes, tag as u64);
     }
-    bed.rounds(60);
-    let mut held = Vec::new();
-    while let Some(message) = bed.hosts[1].take_message().expect("nothing is reported") {
-        held.push(message);
-    }
-    // All but the first, and the last, which has an entry left.
-    assert_eq!(held.len(), 2);
+    let mut order = Vec::new();
+    let mut take = |bed: &mut Bed, rounds: u32| {
+        for _ in 0..rounds {
+            bed.round();
+            while let Some(message) = bed.hosts[1].take_message().expect("nothing is reported") {
+                let tag = message.tag() as usize;
+                assert!(message[..] == messages[tag][..], "message {tag}");
+                order.push(tag);
+            }
+        }
+        order.clone()
+    };
+    assert_eq!(take(&mut bed, 60), [0; 0]);
+    // None of them is confirmed before its predecessors are settled.
+    assert!(bed.hosts[0].told.completions().is_empty());
+    blocked.store(false, Ordering::Relaxed);
+    assert_eq!(take(&mut bed, 20_000), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(bed.hosts[0].told.completions().len(), 6);
+    bed.hosts[0].told.completions().clear();
     let now_ns = bed.now_ns;
     bed.hosts[0].end_session(peer.index, now_ns);
     bed.pass(std::time::Duration::from_millis(800));
-    let mut reported = Vec::new();
-    while let Err(RecvError::Incomplete { tag, .. }) = bed.hosts[1].take_message() {
-        reported.push(tag);
-    }
-    assert_eq!(reported, [0, 3]);
-    for message in &held {
-        assert!(message[..] == messages[message.tag() as usize][..]);
-    }
-    drop(held);
-    bed.hosts[0].told.completions().clear();
     bed.check_memory();
 }

@@ -360,7 +360,6 @@ fn retract_some(seed: u64, semantics: Semantics) -> u64 {
     let delivery = delivery[dice.roll(4) as usize];
     let mut bed = Bed::new(&BedConfig {
         window: [4, 64, 256][dice.roll(3) as usize],
-        in_order: dice.roll(2) == 0,
         ..config(semantics)
     });
     let options = ConnectOptions {

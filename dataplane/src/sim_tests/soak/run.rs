@@ -394,7 +394,7 @@ impl Run {
                     }
                     if !message.is_eager() {
                         let last = self.applications[host].last_landed.replace(tag);
-                        if self.plan.bed.in_order && last.is_some_and(|last| last > tag) {
+                        if last.is_some_and(|last| last > tag) {
                             return Err(format!("message {tag:#x} was delivered after {last:x?}"));
                         }
                     }
