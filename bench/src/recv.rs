@@ -185,7 +185,6 @@ impl Tool {
             receive: ReceiveConfig {
                 max_message_len: policy.max_message_len,
                 exclusive: options.exclusive,
-                ..base.receive
             },
             admission: AdmissionConfig {
                 allow: policy.allow.iter().map(Cidr::parts).collect(),

@@ -95,7 +95,6 @@ impl EndpointArgs {
             receive: ReceiveConfig {
                 max_message_len: message_len.max(1 << 20),
                 exclusive: self.exclusive,
-                ..ReceiveConfig::default()
             },
             memory: MemoryConfig {
                 landing_len: memory.max(MEMORY_LEN),
