@@ -89,6 +89,7 @@ mod sim_tests;
 )]
 mod simnic;
 mod small;
+mod sockopt;
 mod stewarded;
 mod stream;
 mod telling;

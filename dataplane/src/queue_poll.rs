@@ -17,6 +17,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::napi::{Deferral, Napi, Setting};
+use crate::sockopt;
 
 /// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
 /// read looks once.
@@ -158,7 +159,7 @@ impl QueuePoller {
     }
 
     fn napi_id(&self) -> io::Result<libc::c_int> {
-        option(&self.socket, libc::SO_INCOMING_NAPI_ID)
+        sockopt::get(&self.socket, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID)
     }
 }
 
@@ -173,9 +174,10 @@ impl Drop for QueuePoller {
 /// Of an AF_XDP socket each wake-up does, and wakes its driver no more (`xsk_no_wakeup` in net/xdp/xsk.c). It knows the instance of its receive
 /// queue alone. In zero-copy mode that must be its transmit queue's too ([`Napi::shared_by`]), or nothing is ever sent.
 pub(crate) fn prefer_busy_polling(socket: &impl AsFd, budget: libc::c_int) -> io::Result<()> {
-    set_option(socket, libc::SO_PREFER_BUSY_POLL, 1)?;
-    set_option(socket, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
-    set_option(socket, libc::SO_BUSY_POLL_BUDGET, budget)
+    let set = |option, value| sockopt::set(socket, libc::SOL_SOCKET, option, &value);
+    set(libc::SO_PREFER_BUSY_POLL, 1)?;
+    set(libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+    set(libc::SO_BUSY_POLL_BUDGET, budget)
 }
 
 /// Has the calls of an AF_XDP socket do its queue's work, both ways, if `shared` says that one instance does ([`Napi::shared_by`]); whether they do.
@@ -186,44 +188,6 @@ pub(crate) fn send_in_calls(socket: &impl AsFd, shared: io::Result<Option<u32>>)
     match shared? {
         Some(_) => prefer_busy_polling(socket, PACKETS_OF_A_CALL).map(|()| true),
         None => Ok(false),
-    }
-}
-
-fn option(socket: &impl AsFd, option: libc::c_int) -> io::Result<libc::c_int> {
-    let mut value: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the value and its length are live and belong together.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    if result == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set_option(socket: &impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value is a live c_int of the length given.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
     }
 }
 
@@ -259,7 +223,8 @@ mod tests {
     #[test]
     fn without_an_answer_packets_leave_by_interrupts() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let polls = || option(&socket, libc::SO_PREFER_BUSY_POLL).unwrap();
+        let prefers = || sockopt::get::<libc::c_int>(&socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL);
+        let polls = || prefers().unwrap();
         let refused = Napi::shared_by(1, 99);
         assert!(refused.is_err(), "the loopback has no such queue");
         assert!(send_in_calls(&socket, refused).is_err(), "which is told");

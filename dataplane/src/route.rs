@@ -6,7 +6,6 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use netlink_packet_route::neighbour::{
@@ -19,13 +18,14 @@ use lm_cards::{Interface, InterfaceError, netlink};
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
+use crate::sockopt;
+
 /// How long a host may take to answer ARP: long enough for the kernel's second request, a second after the first
 /// (`net.ipv4.neigh.*.retrans_time_ms`).
 pub const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(1300);
 
 /// Port of the datagram that makes the kernel resolve a neighbour: *discard*.
 const DISCARD_PORT: u16 = 9;
-const NUDGE: &str = "datagram that resolves the neighbour";
 /// What such datagrams may take of the kernel's memory: some forty that wait for ARP.
 const NUDGES_BYTES: usize = 16 << 10;
 
@@ -88,7 +88,7 @@ pub fn resolve(destination: Ipv4Addr, interface: Option<u32>) -> Result<NextHop,
         }
         _ => return Err(RouteError::NoRoute { destination }),
     }
-    let mac = neighbour(&netlink, destination, &route)?;
+    let mac = neighbour(netlink, destination, &route)?;
     Ok(NextHop {
         interface_index: route.interface_index,
         source: route.source,
@@ -114,14 +114,15 @@ impl Neighbours {
     ///
     /// [`RouteError::System`].
     pub fn open(interface: u32) -> Result<Neighbours, RouteError> {
-        let nudge = nudge_socket(Ipv4Addr::UNSPECIFIED, interface)?;
-        let bounded = nudge.set_nonblocking(true);
-        bounded
-            .and_then(|()| Ok(set_socket_send_buffer_size(&nudge, NUDGES_BYTES)?))
-            .map_err(|source| failed(NUDGE, source))?;
+        Neighbours::by(open_netlink()?, interface)
+    }
+
+    fn by(netlink: Socket, interface: u32) -> Result<Neighbours, RouteError> {
+        let nudge = nudge_socket(interface)
+            .map_err(|source| failed("datagram that resolves the neighbour", source))?;
         Ok(Neighbours {
             interface,
-            netlink: open_netlink()?,
+            netlink,
             nudge,
         })
     }
@@ -134,10 +135,14 @@ impl Neighbours {
     /// [`RouteError`]; after [`RouteError::System`] these sockets are of no more use.
     pub fn known(&self, destination: Ipv4Addr) -> Result<Option<[u8; 6]>, RouteError> {
         let route = lookup(&self.netlink, destination, Some(self.interface))?;
+        self.by_route(destination, &route)
+    }
+
+    fn by_route(&self, destination: Ipv4Addr, route: &Route) -> Result<Option<[u8; 6]>, RouteError> {
         let hop = route.gateway.unwrap_or(destination);
         let (state, mac) = known_neighbour(&self.netlink, hop, route.interface_index)?;
         if let NeighbourState::None | NeighbourState::Failed | NeighbourState::Stale = state {
-            // What cannot be asked now is asked by the next try.
+            // What cannot be asked now is asked by the next try. A refusal by a firewall changes nothing: the neighbour may be known all the same.
             let _ = self
                 .nudge
                 .send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));
@@ -194,26 +199,12 @@ fn lookup(netlink: &Socket, destination: Ipv4Addr, interface: Option<u32>) -> Re
 }
 
 /// MAC address of the next hop, resolved if need be.
-fn neighbour(netlink: &Socket, destination: Ipv4Addr, route: &Route) -> Result<[u8; 6], RouteError> {
-    let next = route.gateway.unwrap_or(destination);
-    let (state, known) = known_neighbour(netlink, next, route.interface_index)?;
-    let is_sure = matches!(
-        state,
-        NeighbourState::Permanent | NeighbourState::Noarp | NeighbourState::Reachable
-    );
-    if let Some(mac) = known.filter(|_| is_sure) {
-        return Ok(mac);
-    }
-    let nudge = nudge_socket(route.source, route.interface_index)?;
-    // A refusal by a firewall changes nothing: the neighbour may be known all the same.
-    let _ = nudge.send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));
-    if let Some(mac) = known {
-        return Ok(mac);
-    }
+fn neighbour(netlink: Socket, destination: Ipv4Addr, route: &Route) -> Result<[u8; 6], RouteError> {
+    let neighbours = Neighbours::by(netlink, route.interface_index)?;
     let deadline = Instant::now() + NEIGHBOUR_PATIENCE;
     let mut pause = Duration::from_millis(1);
     loop {
-        if let (_, Some(mac)) = known_neighbour(netlink, next, route.interface_index)? {
+        if let Some(mac) = neighbours.by_route(destination, route)? {
             return Ok(mac);
         }
         if Instant::now() >= deadline {
@@ -262,23 +253,12 @@ fn known_neighbour(
 }
 
 /// A socket whose datagrams make the kernel resolve or confirm next hops behind an interface.
-fn nudge_socket(source: Ipv4Addr, interface: u32) -> Result<UdpSocket, RouteError> {
-    let socket = UdpSocket::bind(SocketAddrV4::new(source, 0)).map_err(|source| failed(NUDGE, source))?;
-    let index = interface as libc::c_int;
-    // SAFETY: the value is a live c_int of the length given.
-    let bound = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTOIFINDEX,
-            (&raw const index).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    match bound {
-        0 => Ok(socket),
-        _ => Err(failed(NUDGE, io::Error::last_os_error())),
-    }
+fn nudge_socket(interface: u32) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.set_nonblocking(true)?;
+    set_socket_send_buffer_size(&socket, NUDGES_BYTES)?;
+    sockopt::set(&socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &interface)?;
+    Ok(socket)
 }
 
 fn open_netlink() -> Result<Socket, RouteError> {

@@ -14,6 +14,7 @@ use rustix::net::sockopt::set_ip_tos;
 
 use crate::memory::Umem;
 use crate::port::{Socket, SocketEvent};
+use crate::sockopt;
 
 /// Receive and send allowance asked for, in bytes of kernel memory. The kernel charges some 2 KiB for a full packet, so
 /// this holds several thousand, a window's worth of the one-copy path and more.
@@ -253,38 +254,16 @@ impl Bound {
 
     fn configure(&self) -> io::Result<()> {
         self.inner.set_nonblocking(true)?;
-        self.set_option(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+        sockopt::set(&self.inner, libc::IPPROTO_IP, libc::IP_RECVERR, &1)?;
         for (forced, plain) in [
             (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
             (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
         ] {
             // Beyond net.core.rmem_max only with CAP_NET_ADMIN; without it take what the limit allows.
-            if self
-                .set_option(libc::SOL_SOCKET, forced, SOCKET_ALLOWANCE_BYTES)
-                .is_err()
-            {
-                self.set_option(libc::SOL_SOCKET, plain, SOCKET_ALLOWANCE_BYTES)?;
-            }
+            let allow = |option| sockopt::set(&self.inner, libc::SOL_SOCKET, option, &SOCKET_ALLOWANCE_BYTES);
+            allow(forced).or_else(|_| allow(plain))?;
         }
         Ok(())
-    }
-
-    fn set_option(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        // SAFETY: the value is a live c_int of the length given.
-        let result = unsafe {
-            libc::setsockopt(
-                self.inner.as_raw_fd(),
-                level,
-                option,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
     }
 
     fn port(&self) -> Result<u16, UdpError> {
@@ -537,9 +516,7 @@ mod tests {
     fn real_time_leaves_a_socket_expedited_and_nothing_else_does() {
         let bind = || UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
         let (a, b) = (bind(), bind());
-        b.data
-            .set_option(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
-            .expect("set");
+        sockopt::set(&b.data.inner, libc::IPPROTO_IP, libc::IP_RECVTOS, &1).expect("set");
         for (packet_type, tos) in [(7, 0), (8, 0xb8), (9, 0xb8), (10, 0)] {
             a.send(Socket::Data, b.local(), &[0x20 | packet_type])
                 .expect("send");

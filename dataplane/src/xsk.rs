@@ -29,6 +29,7 @@ pub use share::SharedRings;
 use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
 use crate::port::{QueueDrops, WakeError};
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
+use crate::sockopt;
 
 /// How long [`Xsk::open`] tries again while the kernel still releases the queue's last socket.
 pub const BIND_PATIENCE: Duration = Duration::from_secs(1);
@@ -230,15 +231,7 @@ impl Xsk {
     ///
     /// What getsockopt(2) says; none are expected on a bound socket.
     pub fn statistics(&self) -> io::Result<XdpStatistics> {
-        let mut raw = libc::xdp_statistics {
-            rx_dropped: 0,
-            rx_invalid_descs: 0,
-            tx_invalid_descs: 0,
-            rx_ring_full: 0,
-            rx_fill_ring_empty_descs: 0,
-            tx_ring_empty_descs: 0,
-        };
-        option_into(&self.fd, libc::XDP_STATISTICS, &mut raw)?;
+        let raw: libc::xdp_statistics = sockopt::get(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS)?;
         Ok(XdpStatistics {
             rx_dropped: raw.rx_dropped,
             rx_invalid_descriptors: raw.rx_invalid_descs,
@@ -377,11 +370,11 @@ fn prepare(config: &XskConfig<'_>, options: &XskOptions) -> Result<OwnedFd, XskE
 
 /// What the kernel says of a bound socket.
 fn is_zero_copy(fd: &OwnedFd) -> Result<bool, XskError> {
-    let mut options = libc::xdp_options { flags: 0 };
-    option_into(fd, libc::XDP_OPTIONS, &mut options).map_err(|source| XskError::System {
-        call: "getsockopt(XDP_OPTIONS)",
-        source,
-    })?;
+    let options: libc::xdp_options =
+        sockopt::get(fd, libc::SOL_XDP, libc::XDP_OPTIONS).map_err(|source| XskError::System {
+            call: "getsockopt(XDP_OPTIONS)",
+            source,
+        })?;
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
@@ -404,7 +397,7 @@ fn open_socket() -> Result<OwnedFd, XskError> {
 }
 
 fn set_ring_len(fd: &OwnedFd, option: libc::c_int, ring: &'static str, len: u32) -> Result<(), XskError> {
-    set_option(fd, option, &len).map_err(|source| XskError::Ring { ring, len, source })
+    sockopt::set(fd, libc::SOL_XDP, option, &len).map_err(|source| XskError::Ring { ring, len, source })
 }
 
 fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Result<(), XskError> {
@@ -416,7 +409,8 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Resul
         flags: options.registration_flags(),
         tx_metadata_len: options.tx_metadata_len,
     };
-    set_option(fd, libc::XDP_UMEM_REG, &registration).map_err(|source| match source.raw_os_error() {
+    let registered = sockopt::set(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration);
+    registered.map_err(|source| match source.raw_os_error() {
         // `xdp_umem_account_pages` says ENOBUFS when the locked-memory limit is exceeded.
         Some(libc::ENOBUFS) => XskError::LockedMemory {
             len: config.registered_len,
@@ -497,54 +491,6 @@ fn bind_to(fd: &OwnedFd, address: &libc::sockaddr_xdp, zero_copy: bool) -> Resul
 fn allow_packets_in_flight(fd: &OwnedFd) {
     let allowance: libc::c_int = 16 << 20;
     for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
-        // SAFETY: the value is a live c_int of the length given.
-        unsafe {
-            libc::setsockopt(
-                fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const allowance).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-    }
-}
-
-fn set_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the value is a live `T` of the length given; the kernel reads it only.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_XDP,
-            option,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// `T` is one of libc's plain C structs of integers, so whatever the kernel writes is a valid value.
-fn option_into<T>(fd: &OwnedFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into the exclusive `value`, which is a struct of integers.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_XDP,
-            option,
-            std::ptr::from_mut(value).cast(),
-            &mut len,
-        )
-    };
-    match result {
-        0 if len as usize == size_of::<T>() => Ok(()),
-        // A kernel before 5.9 fills in the first version of these structs.
-        0 => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
-        _ => Err(io::Error::last_os_error()),
+        let _ = sockopt::set(fd, libc::SOL_SOCKET, option, &allowance);
     }
 }

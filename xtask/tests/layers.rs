@@ -124,6 +124,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "release",
             "ring",
             "ring_memory",
+            "sockopt",
             "waker",
             "words",
             "writer",

@@ -1,30 +1,18 @@
 //! The rings of a socket are mapped.
 
-use super::{Rings, XskConfig, XskError, option_into};
+use super::{Rings, XskConfig, XskError};
 use crate::ring::{Consumer, Descriptor, Producer, RingMemory, RingOffsets};
+use crate::sockopt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub(super) fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskError> {
-    let zero = || libc::xdp_ring_offset {
-        producer: 0,
-        consumer: 0,
-        desc: 0,
-        flags: 0,
-    };
-    let mut offsets = libc::xdp_mmap_offsets {
-        rx: zero(),
-        tx: zero(),
-        fr: zero(),
-        cr: zero(),
-    };
-    option_into(fd, libc::XDP_MMAP_OFFSETS, &mut offsets).map_err(|source| XskError::System {
+    sockopt::get(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS).map_err(|source| XskError::System {
         call: "getsockopt(XDP_MMAP_OFFSETS)",
         source,
-    })?;
-    Ok(offsets)
+    })
 }
 
 pub(super) fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
