@@ -18,7 +18,7 @@ use crate::connect::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
 use crate::outbound::Outbound;
 
-/// The way to a peer that was not heard for so long is looked up again, one peer's at a time.
+/// After this silence of a peer the way to it is looked up again, one peer's at a time.
 const SILENT_NS: u64 = 250_000_000;
 
 /// One peer.
@@ -118,7 +118,7 @@ impl Peer {
     /// Whether nothing is owed in either direction.
     fn is_disposable(&self) -> bool {
         self.outbound.is_none()
-            && self.eager_out.oldest.is_none()
+            && !self.eager_out.watched
             && !self.acknowledgement_due
             && !self.applying
             && self.inbound == 0
@@ -156,7 +156,7 @@ impl Peers {
         }
     }
 
-    /// Now and then, one after the other: a peer with which something is under way, and that was not heard for so long.
+    /// Now and then, one after the other: a peer with which something is under way, and that has been silent for [`SILENT_NS`].
     pub(crate) fn next_silent(&mut self, now_ns: u64) -> Option<u16> {
         let (last, looked_ns) = self.silent;
         if now_ns.saturating_sub(looked_ns) < SILENT_NS {
@@ -199,25 +199,21 @@ impl Peers {
             return Some(index);
         }
         let is_neighbour = |peer: &Peer| peer.data.ip() == data.ip();
-        let neighbours = self.slots.iter().flatten().filter(|peer| is_neighbour(peer));
+        let peers = || (self.slots.iter().enumerate()).filter_map(|(at, peer)| Some((at, peer.as_ref()?)));
         // One that proves itself at many ports makes room for itself.
-        let is_crowd = neighbours.count() >= PEERS_OF_ADDRESS_MAX;
-        let index = match self.slots.iter().position(Option::is_none) {
-            Some(free) if !is_crowd => free,
-            _ => {
-                let (index, old) = self
-                    .slots
-                    .iter()
-                    .enumerate()
-                    .filter_map(|(index, peer)| Some((index, peer.as_ref()?)))
-                    .filter(|(_, peer)| peer.is_disposable() && (!is_crowd || is_neighbour(peer)))
-                    .min_by_key(|(_, peer)| (peer.wanted, peer.heard_ns))?;
-                let address = old.data;
-                self.by_address.remove(&address);
-                self.last = None;
-                index
-            }
+        let is_crowd = peers().filter(|(_, peer)| is_neighbour(peer)).count() >= PEERS_OF_ADDRESS_MAX;
+        let free = self.slots.iter().position(Option::is_none).filter(|_| !is_crowd);
+        let disposable = || {
+            peers()
+                .filter(|(_, peer)| peer.is_disposable() && (!is_crowd || is_neighbour(peer)))
+                .min_by_key(|(_, peer)| (peer.wanted, peer.heard_ns))
+                .map(|(at, _)| at)
         };
+        let index = free.or_else(disposable)?;
+        if let Some(old) = &self.slots[index] {
+            self.by_address.remove(&old.data);
+            self.last = None;
+        }
         self.generation = self.generation.wrapping_add(1);
         let alias = self.alias(data);
         self.slots[index] = Some(Peer::new(self.generation, data, *addressing, alias, now_ns));
