@@ -42,6 +42,8 @@ pub(crate) fn messages_in_flight(asked: u32, layout: &Layout) -> u32 {
     asked.clamp(1, IN_FLIGHT_MESSAGES_MAX.min(words - STATUSES_MIN))
 }
 
+/// Packets taken from an RX ring in one round, so that no stage starves the others.
+pub(crate) const RECEIVE_BURST: u32 = 256;
 /// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
 /// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
 pub(crate) const TRANSMIT_BURST: u32 = 32;

@@ -27,7 +27,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
-use crate::bounds::{InFlight, OnTheWay};
+use crate::bounds::{InFlight, OnTheWay, RECEIVE_BURST};
 use crate::checksum::Checksum;
 use crate::counters::Counters;
 use crate::landing_side::LandingSide;
@@ -42,9 +42,6 @@ use crate::release::Released;
 use crate::sending::Sending;
 use crate::small::Small;
 use crate::told::Told;
-
-/// Packets taken from an RX ring in one round, so that no stage starves the others.
-pub(crate) const RECEIVE_BURST: u32 = 256;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.

@@ -46,6 +46,13 @@ impl Astray {
         self.landed = true;
     }
 
+    /// Whether the first entry that was posted since the channel was built waits for its packet. Then fewer than [`ASTRAY_AFTER`] fragments of a
+    /// session that is alone passed the gate before it was posted, and the socket need not be found empty to tell them from others: its sender may
+    /// keep it from that.
+    pub(super) fn has_nothing_landed(&self) -> bool {
+        !self.landed
+    }
+
     /// The fragment at `position` of a message had not arrived and came to the socket. It passed the gate after `drained_ns`, with
     /// entries posted.
     pub(super) fn came_to_the_socket(&mut self, message: &Arriving, position: u32, drained_ns: u64) {

@@ -45,6 +45,12 @@ impl Sessions {
         self.displaced.push(one);
     }
 
+    /// How many may wait without more memory.
+    #[cfg(test)]
+    pub(crate) fn room_for_displaced(&self) -> usize {
+        self.displaced.capacity()
+    }
+
     /// Copies the burst's displaced fragments to their places, the last one first, or aside.
     pub(super) fn settle_displaced(&mut self, umem: &Umem) {
         while let Some(one) = self.displaced.pop() {

@@ -151,9 +151,7 @@ impl Entries {
     /// The start of a packet in a spare frame, if there is one beside those that fill the lap up.
     pub(super) fn take_spare(&mut self) -> Option<u64> {
         let kept = self.caps.lap as usize - 1;
-        let spare = self.spare.as_mut()?;
-        let frame = (spare.available() > kept).then(|| spare.take())??;
-        Some(frame.into_address() + PACKET_HEADROOM)
+        (self.spare.as_ref()?.available() > kept).then(|| self.take_kept())?
     }
 
     /// The same of all: those that fill the lap up, or are behind what is expected.
@@ -218,11 +216,6 @@ impl Entries {
             entries += aim.count();
         }
         entries
-    }
-
-    /// Takes the last aim out, if nothing is posted for it.
-    pub(super) fn take_back_unposted(&mut self) -> Option<Aim> {
-        self.aims.pop_back_if(|aim| aim.start == Aim::SKIPPED)
     }
 
     /// Whether every one in a zone was used, by what it was posted for or not.
@@ -306,5 +299,40 @@ impl Entries {
     /// Whether the sender can only go on when the driver has taken entries: nothing wakes an endpoint then.
     pub(crate) fn await_driver(&self) -> bool {
         !self.caps.witness && self.posted > self.received && self.ahead() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::PAGE_LEN;
+    use crate::bounds::ZONES_MAX;
+
+    /// Every zone that there may be, each second one a source's, is kept once and left once.
+    #[test]
+    fn no_more_zones_are_kept_than_an_arena_has() {
+        let mut arena = Arena::new(0, 2 * ZONES_MAX as u64 * PAGE_LEN, ZONES_MAX);
+        let mut entries = Entries::new(0, 1, Caps::copying(0), None);
+        entries.end_zones(1);
+        entries.posted = 1;
+        while let Some(start) = arena.allocate(1) {
+            let placed = !(start / PAGE_LEN).is_multiple_of(2);
+            let zone = Zone {
+                start,
+                len: 1,
+                placed,
+            };
+            entries.quarantine(zone, Left::GivenUp);
+        }
+        entries.free_quarantined(&mut arena);
+        assert_eq!((entries.quarantined.len(), entries.left.len()), (ZONES_MAX, 0));
+        entries.received = 1;
+        entries.free_quarantined(&mut arena);
+        assert_eq!(
+            (entries.quarantined.len(), entries.left.len()),
+            (0, ZONES_MAX / 2)
+        );
+        assert_eq!(arena.live(), ZONES_MAX / 2);
+        assert_eq!(std::iter::from_fn(|| entries.next_left()).count(), ZONES_MAX / 2);
     }
 }

@@ -99,3 +99,23 @@ impl Held {
         Some(&mut self.bytes[usize::from(slot) * self.slot_len..][..usize::from(len)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_aside_are_bounded_in_number_and_bytes() {
+        for (slot_len, most) in [(64, HELD_MAX), (1448, HELD_MAX), (60_000, HELD_LEN_MAX / 60_000)] {
+            let mut held = Held::default();
+            for life in 0..3 {
+                let added = (0..5000).take_while(|&n| held.add(life, n, 64, slot_len).is_some());
+                assert_eq!(added.count(), most);
+                assert!(held.is_full() && held.fragments.len() == most);
+                assert_eq!(held.bytes.len(), most * slot_len);
+                held.forget_all(life);
+                assert!(held.is_empty() && held.free.len() == most);
+            }
+        }
+    }
+}

@@ -11,7 +11,7 @@ use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
-use super::aims::Displaced;
+use super::aims::{Aim, Displaced};
 use super::astray::UNPOSTED_AHEAD;
 use super::care::Datagram;
 use super::counts::ArrivalCounters;
@@ -21,6 +21,7 @@ use super::posting::Posted;
 use super::repair::Remedy;
 use super::zones::{Memory, share_of};
 use crate::arena::Arena;
+use crate::bounds::RECEIVE_BURST;
 use crate::frames::FramePool;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::port::{Caps, RxQueue};
@@ -88,7 +89,7 @@ impl Sessions {
             rows: [const { None }; ROWS as usize],
             entries: Entries::new(position, entries_max, caps, spare),
             arrivals: ArrivalCounters::default(),
-            displaced: Vec::new(),
+            displaced: Vec::with_capacity(RECEIVE_BURST as usize),
             turns: Turns::default(),
             turn: None,
             turn_posted: 0,
@@ -252,10 +253,8 @@ impl Sessions {
 
     /// Whether packets of announced messages are expected for which entries are posted.
     pub(crate) fn awaits_packets(&self) -> bool {
-        self.entries.outstanding() > 0
-            && self
-                .iter()
-                .any(|inbound| inbound.lands() && inbound.order.front().is_some())
+        let awaits = |inbound: &Inbound| inbound.lands() && inbound.order.front().is_some();
+        self.entries.outstanding() > 0 && self.iter().any(awaits)
     }
 
     /// Whether fragments of announced messages are expected by the kernel's socket: all of a session's that does not land, repetitions, and
@@ -340,7 +339,7 @@ impl Sessions {
             next = queue.recalled();
         }
         queue.allow(self.entries.posted);
-        while let Some(aim) = self.entries.take_back_unposted() {
+        while let Some(aim) = self.entries.aims.pop_back_if(|aim| aim.start == Aim::SKIPPED) {
             if let Some((owner, at)) = self.owner(&aim).filter(|_| aim.position < aim.until) {
                 let slots = &mut owner.order.at_mut(at).slots;
                 slots.posted = slots.posted.min(aim.position.max(slots.consumed));
@@ -518,9 +517,13 @@ impl Sessions {
         umem: &Umem,
         now_ns: u64,
     ) {
-        let posted = self.entries.were_posted(accepted);
-        let drained_ns = posted.then_some(self.entries.drained_ns);
+        let is_alone = self.present.count_ones() == 1;
+        let (posted, drained_ns) = (self.entries.posted, self.entries.drained_ns);
+        let were_posted = self.entries.were_posted(accepted);
         if let Some(inbound) = self.keyed(key) {
+            let were_posted =
+                were_posted || (is_alone && posted > accepted && inbound.astray.has_nothing_landed());
+            let drained_ns = were_posted.then_some(drained_ns);
             (inbound.care()).take_datagram(datagram, drained_ns, umem, now_ns);
         }
     }
@@ -548,13 +551,9 @@ impl Sessions {
 
     /// Whether some sender has credit that it has not used, for messages that are announced.
     fn more_may_come(&self) -> bool {
-        self.taken().any(|row| {
-            self.at(row)
-                .filter(|inbound| inbound.lands())
-                .is_some_and(|inbound| {
-                    let limit = serial::later(inbound.told.packet_limit, self.credit(row));
-                    inbound.left() > 0 && serial::precedes(inbound.progress.accepted_packets(), limit)
-                })
+        self.iter().filter(|inbound| inbound.lands()).any(|inbound| {
+            let limit = serial::later(inbound.told.packet_limit, self.credit(inbound.row()));
+            inbound.left() > 0 && serial::precedes(inbound.progress.accepted_packets(), limit)
         })
     }
 

@@ -7,10 +7,10 @@ use lm_protocol::wire::lm::{LmHeader, TYPE_CONTROL, TYPE_DATA};
 
 use super::bed::{Bed, BedConfig, TWO_QUEUES, data_address, noise};
 
+use crate::bounds::RECEIVE_BURST;
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{LoanError, Outcome, PeerId, SendError};
 use crate::connect::ConnectOptions;
-use crate::engine::RECEIVE_BURST;
 use crate::opening::Queues;
 use crate::simnic::{Delivery, mac_of};
 
