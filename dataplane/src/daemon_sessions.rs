@@ -36,11 +36,7 @@ impl<P: Port> Engine<P> {
     fn obey(&mut self, order: Ordered, now_ns: u64) {
         match order {
             Ordered::Open(opened) => self.opened(&opened, now_ns, now_ns),
-            Ordered::Land { session_key } => {
-                if !self.drain(session_key) {
-                    self.admission.stewarded.land_later(session_key);
-                }
-            }
+            Ordered::Land { session_key } => self.land_or_later(session_key),
             Ordered::Close {
                 session_key,
                 was_idle,
@@ -185,9 +181,13 @@ impl<P: Port> Engine<P> {
     /// Has sessions land that have a place and could not until now.
     pub(crate) fn land_late(&mut self, now_ns: u64) {
         for session_key in self.admission.stewarded.take_to_land(now_ns) {
-            if self.is_aside(session_key) == Some(true) && !self.drain(session_key) {
-                self.admission.stewarded.land_later(session_key);
-            }
+            self.land_or_later(session_key);
+        }
+    }
+
+    fn land_or_later(&mut self, session_key: u64) {
+        if self.is_aside(session_key) == Some(true) && !self.drain(session_key) {
+            self.admission.stewarded.land_later(session_key);
         }
     }
 

@@ -167,6 +167,7 @@ impl Stewarded {
 
     /// A session has a place, and cannot land now.
     pub(crate) fn land_later(&mut self, session_key: u64) {
+        self.forget_to_land(session_key);
         self.to_land.push(session_key);
     }
 
@@ -379,5 +380,22 @@ fn parsed(told: Told) -> Result<Outcome, DaemonError> {
         Told::Lost => Ok(Outcome::Lost),
         Told::Ended { delivered } => Ok(Outcome::Ended { delivered }),
         Told::Unconfirmed => Ok(Outcome::Unconfirmed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session that is to land stands once in the list of those, however often that is said.
+    #[test]
+    fn sessions_that_are_to_land_stand_once() {
+        let mut stewarded = Stewarded::new(None);
+        for say in 0..1000 {
+            stewarded.land_later(say % 64);
+        }
+        assert_eq!(stewarded.to_land.len(), 64);
+        assert_eq!(stewarded.take_to_land(LAND_AGAIN_NS).len(), 64);
+        assert!(stewarded.to_land.is_empty());
     }
 }
