@@ -186,10 +186,10 @@ impl Placing {
         std::mem::take(&mut self.unfit)
     }
 
-    /// Whether no message has a region.
+    /// How many messages have a region.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.placed.is_empty()
+    pub(crate) fn placed(&self) -> usize {
+        self.placed.len()
     }
 
     /// The message that has a zone is settled; `None`: no source wants to hear of it any more.

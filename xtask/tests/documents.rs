@@ -255,7 +255,7 @@ const GROWING: [&str; 9] = [
 ];
 
 /// Bounds that no test reads yet: this only becomes less.
-const UNTESTED: usize = 8;
+const UNTESTED: usize = 1;
 
 /// Each field of a struct there that may grow, as `file: field`.
 fn growing_fields() -> BTreeSet<String> {

@@ -303,6 +303,12 @@ impl Client {
         self.socket.as_ref().map(|socket| socket.as_raw_fd())
     }
 
+    /// What was told and not looked at, and the sessions that are open, as receiver and as sender.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> [usize; 3] {
+        [self.news.len(), self.received.len(), self.sent.len()]
+    }
+
     fn failed(&self, source: io::Error) -> DaemonError {
         DaemonError::Socket {
             path: self.path.clone(),

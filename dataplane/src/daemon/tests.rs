@@ -1,6 +1,6 @@
 //! The client against daemons that go, come back, or talk nonsense: a thread at the other end of a real socket says what the case wants.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -12,8 +12,9 @@ use rustix::net::{
 };
 
 use super::client::News;
-use super::ipc::{Asked, Call, Event, Joined, MESSAGE_LEN_MAX, Mode, Outcome, Reply, Said};
+use super::ipc::{Asked, Call, Control, Event, Joined, MESSAGE_LEN_MAX, Mode, Outcome, Reply, Said};
 use super::{Client, DaemonError};
+use crate::sim_tests::grant;
 
 /// What a daemon sends to a call; `None`: it ends.
 type Packets = Option<Vec<Vec<u8>>>;
@@ -208,7 +209,50 @@ fn events_come_before_replies_and_calls_in_their_order() {
     daemon.join().unwrap();
 }
 
-/// Who connects, joins, and has a ticket when its daemon goes.
+/// News are taken a look's worth at a time, and what has ended is not kept.
+#[test]
+fn what_has_ended_is_not_kept() {
+    const ENDS: u32 = 200;
+    let place = Place::new("kept");
+    let daemon = place.daemon(|asked| {
+        let done = said(&Said::Reply(asked.number, Reply::Done));
+        let Call::Released { session_key } = asked.call else {
+            return Some(vec![done]);
+        };
+        let (ticket, outcome) = (session_key as u32, Outcome::Lost);
+        let grant = Control::new(1, &grant(session_key));
+        let opened = Event::Opened {
+            from: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7168),
+            row: 1,
+            request: grant.clone(),
+            grant,
+        };
+        let closed = Event::Closed {
+            session_key,
+            messages: None,
+            was_idle: false,
+        };
+        let events = [opened, closed, Event::Told { ticket, outcome }].map(|event| said(&Said::Event(event)));
+        Some(events.into_iter().chain([done]).collect())
+    });
+    let mut client = Client::connect(&place.0).unwrap();
+    for ticket in 0..ENDS {
+        client.asked(ticket);
+        client.tell(Call::Released {
+            session_key: ticket.into(),
+        });
+    }
+    for _ in 0..3 * ENDS {
+        news_until(&mut client, |news| news.len() == 1);
+        let [news, received, sent] = client.kept();
+        assert!(news < 64 && received <= 1 && sent <= ENDS as usize);
+    }
+    assert_eq!(client.kept(), [0; 3]);
+    drop(client);
+    daemon.join().unwrap();
+}
+
+/// A client that connects, joins, and has a ticket when its daemon goes.
 fn with_ticket(place: &Place) -> Client {
     let daemon = place.daemon(|asked| match asked.call {
         Call::Join { .. } => reply(asked.number, joined(vec![], vec![])),

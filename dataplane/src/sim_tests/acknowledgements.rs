@@ -188,6 +188,8 @@ fn a_stream_in_one_direction_is_acknowledged_by_packets() {
     let tally = Tally::of(&bed);
     for n in 0..960 {
         bed.send(0, peers[0], &noise(n, 64), n);
+        // Each peer stands once in the lists of those that are owed one, and that owe one.
+        assert!(bed.hosts[1].small.owed() <= 1 && bed.hosts[0].small.watched().len() <= 1);
         while bed.hosts[1].take_message().expect("no failure").is_some() {}
     }
     bed.pass(Duration::from_millis(1));

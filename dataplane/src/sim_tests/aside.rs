@@ -9,24 +9,17 @@ use lm_protocol::landing::PLACES;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::TYPE_DATA;
 
-use super::bed::{Bed, BedConfig, fill, noise};
+use super::bed::{BATCHED, Bed, BedConfig, bad_link, fill, noise, wire_of};
 use super::integrity::kind;
 use super::times;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError};
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::notices::Fault;
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Impairments, Semantics};
 
 const LEN_MAX: u64 = 200_000;
 
-const ZERO_COPY: Semantics = Semantics::ZeroCopy(ZeroCopy {
-    batch: 16,
-    ring_len: 64,
-    burst: 64,
-    prefix_len: 12,
-    pad_to: 0,
-    lap: 1,
-});
+const ZERO_COPY: Semantics = Semantics::ZeroCopy(BATCHED);
 
 fn options() -> ConnectOptions {
     ConnectOptions {
@@ -38,10 +31,7 @@ fn options() -> ConnectOptions {
 
 fn config(semantics: Semantics) -> BedConfig {
     BedConfig {
-        wire: WireConfig {
-            semantics: [semantics; 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(semantics),
         ..BedConfig::default()
     }
 }
@@ -305,17 +295,10 @@ fn the_change_survives_a_bad_link() {
         let late = crowd.late;
         let places = crowd.holders.len();
         for from in [0, late] {
-            let impairments = Impairments {
-                seed: seed * 2 + u64::from(from == 0),
-                loss_ppm: 60_000,
-                duplicate_ppm: 60_000,
-                duplicate_delay_max_ns: 3_000_000,
-                reorder_ppm: 60_000,
-                reorder_packets_max: 5,
-                reorder_hold_max_ns: 1_000_000,
-                ..Impairments::default()
-            };
-            crowd.bed.wire.impair(from, impairments);
+            crowd
+                .bed
+                .wire
+                .impair(from, bad_link(seed * 2 + u64::from(from == 0)));
         }
         crowd.until("messages arrive", true, |crowd| crowd.came >= 3);
         crowd.free_a_place();

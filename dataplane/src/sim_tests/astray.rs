@@ -4,9 +4,9 @@
 use lm_ebpf::Verdict;
 use lm_protocol::geometry::Wire as WireMode;
 
-use super::bed::{Bed, BedConfig, noise};
+use super::bed::{Bed, BedConfig, noise, wire_of};
 use crate::completion::{Outcome, PeerId};
-use crate::simnic::{Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Semantics, ZeroCopy};
 
 const LEN: usize = 900_000;
 const COUNT: u64 = LEN.div_ceil(1448) as u64;
@@ -31,10 +31,7 @@ fn a_session_that_never_reaches_the_landing_queue_is_copied() {
     for semantics in [Semantics::Copy, Semantics::ZeroCopy(device)] {
         for len in [3 * 1448, 100_000, LEN] {
             let mut bed = Bed::new(&BedConfig {
-                wire: WireConfig {
-                    semantics: [semantics; 2],
-                    ..WireConfig::default()
-                },
+                wire: wire_of(semantics),
                 ..BedConfig::default()
             });
             bed.hosts[1].fixed.receives.tx_queue = Some(3);

@@ -10,7 +10,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::streaming::NotValid;
 use lm_protocol::wire::lm::LmHeader;
 
-use super::bed::{Bed, BedConfig, data_address, lm_packet, noise};
+use super::bed::{Bed, BedConfig, data_address, lm_packet, noise, wire_of};
 use super::integrity::UDP_HEADERS_LEN;
 use crate::Ending;
 use crate::completion::{PeerId, RecvError};
@@ -18,7 +18,7 @@ use crate::connect::ConnectOptions;
 use crate::incoming::Incoming;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::Message;
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Impairments, Semantics, ZeroCopy};
 
 pub(super) const P: u64 = 1448;
 /// Fragments of a window.
@@ -56,10 +56,7 @@ pub(super) fn config(way: Way) -> BedConfig {
         window: WINDOW as u32,
         landing_len: 4 << 20,
         integrity,
-        wire: WireConfig {
-            semantics: [semantics; 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(semantics),
         ..BedConfig::default()
     }
 }

@@ -36,7 +36,7 @@ use crate::region::SendRegion;
 use crate::region::TrySendError;
 #[cfg(test)]
 use crate::release::Released;
-use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
+use crate::simnic::{self, HostConfig, Impairments, Semantics, SimNic, Wire, WireConfig, ZeroCopy};
 
 pub(crate) const PORT: u16 = 7168;
 pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
@@ -141,6 +141,38 @@ pub(crate) fn sender_id(host: usize, integrity: Integrity) -> u64 {
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
     SocketAddrV4::new(ip(host), PORT)
+}
+
+/// A device that takes entries by the batch, and whose packets have a prefix.
+pub(crate) const BATCHED: ZeroCopy = ZeroCopy {
+    batch: 16,
+    ring_len: 64,
+    burst: 64,
+    prefix_len: 12,
+    pad_to: 0,
+    lap: 1,
+};
+
+/// A wire between devices of one kind.
+pub(crate) fn wire_of(semantics: Semantics) -> WireConfig {
+    WireConfig {
+        semantics: [semantics; 2],
+        ..WireConfig::default()
+    }
+}
+
+/// Loss, repetition and overtaking of everything.
+pub(crate) fn bad_link(seed: u64) -> Impairments {
+    Impairments {
+        seed,
+        loss_ppm: 60_000,
+        duplicate_ppm: 60_000,
+        duplicate_delay_max_ns: 3_000_000,
+        reorder_ppm: 60_000,
+        reorder_packets_max: 5,
+        reorder_hold_max_ns: 1_000_000,
+        ..Impairments::default()
+    }
 }
 
 /// What an application of the bed's asks for.
@@ -479,6 +511,12 @@ impl Bed {
         self.connect(host, &options).expect("a session")
     }
 
+    /// The key of a host's session with a peer.
+    pub(crate) fn key(&mut self, host: usize, peer: PeerId) -> u64 {
+        let outbound = self.hosts[host].peers.at(peer.index).outbound.as_ref();
+        outbound.expect("a session").terms.key
+    }
+
     /// Loans, fills and submits, as far as there is room now.
     pub(crate) fn try_send(
         &mut self,
@@ -579,7 +617,12 @@ impl Bed {
         if let Some(landing) = &engine.landing {
             assert_eq!(landing.arena.live(), 0, "landing zones of host {host}");
             assert!(landing.arena.is_whole(), "landing arena of host {host}");
-            assert!(landing.placing.as_ref().is_none_or(|placing| placing.is_empty()));
+            assert!(
+                landing
+                    .placing
+                    .as_ref()
+                    .is_none_or(|placing| placing.placed() == 0)
+            );
             let unused = landing.sessions.entries.outstanding();
             // Spare frames that fill a lap up are left, or that the device keeps back.
             let caps = &engine.fixed.caps;

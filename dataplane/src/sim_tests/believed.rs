@@ -4,6 +4,7 @@
 use lm_protocol::control::Ended;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::wire::lm::{LmHeader, MissingRange};
+use lm_protocol::wire::parse_frame;
 
 use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise};
 use crate::PeerId;
@@ -153,4 +154,36 @@ fn an_end_is_of_messages_that_were_announced() {
         };
         assert_eq!(outbound.ended(&ended).is_ok(), believed, "heard of {heard}");
     }
+}
+
+/// Behind a lost announcement come others, and words of more packets than were announced: neither end is to blame for that.
+#[test]
+fn a_lost_announcement_is_no_fault() {
+    let mut early = 0;
+    for lost in 1..8 {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.session(0, WireMode::Lm, 3000);
+        let mut announcements = 0;
+        bed.wire.set_filter(move |from, packet| {
+            let header = parse_frame(packet).ok().and_then(|parsed| parsed.lm().copied());
+            let is_one = matches!(header, Some(LmHeader::Announce { entries: 1.., .. })) && from == 0;
+            announcements += u32::from(is_one);
+            !is_one || announcements != lost
+        });
+        for tag in 0..20 {
+            bed.send(0, peer, &noise(tag, 3000), tag);
+            bed.round();
+        }
+        for tag in 0..20 {
+            assert!(bed.recv(1)[..] == noise(tag, 3000)[..]);
+            bed.completion(0);
+        }
+        early += bed.hosts[1].counters.drops.announcement_early;
+        bed.hosts[1].counters.drops.announcement_early = 0;
+        assert_eq!(bed.wire.counters().lost, 1);
+        assert_eq!([0, 1].map(|host| bed.hosts[host].notices.lines), [0, 0]);
+        bed.check_clean();
+        bed.check_memory();
+    }
+    assert!(early >= 7, "{early}");
 }

@@ -13,13 +13,13 @@ use lm_protocol::wire::lm::{
 };
 
 use super::audience::{Audience, W, WAYS, config, options};
-use super::bed::{Bed, BedConfig, PORT, endpoint_config, noise};
+use super::bed::{Bed, BedConfig, PORT, endpoint_config, noise, wire_of};
 use super::streams::begin;
 use crate::checksum::Checksum;
 use crate::opening::MemoryPlan;
 use crate::port::Caps;
 use crate::scheduler::{Flow, FlowSpec, TxBatch};
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Impairments, Semantics, ZeroCopy};
 
 /// Packets of the data port that crossed, by type, and datagrams of which IP fragments have crossed so far, by identification.
 #[derive(Debug, Default)]
@@ -214,10 +214,7 @@ fn a_datagram_bears_its_checksum() {
         let mut bed = Bed::new(&BedConfig {
             checksum,
             exclusive: true,
-            wire: WireConfig {
-                semantics: [semantics; 2],
-                ..WireConfig::default()
-            },
+            wire: wire_of(semantics),
             ..BedConfig::default()
         });
         let seen = watch(&bed, checksum);

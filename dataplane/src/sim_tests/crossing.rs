@@ -11,7 +11,7 @@ use lm_protocol::landing::PLACES;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{TYPE_ANNOUNCE, TYPE_DATA};
 
-use super::bed::{Bed, BedConfig, PORT, noise};
+use super::bed::{BATCHED, Bed, BedConfig, PORT, bad_link, noise, wire_of};
 use super::integrity::{UDP_HEADERS_LEN, kind};
 use super::times;
 use super::transfer::Dice;
@@ -19,16 +19,9 @@ use crate::completion::{Outcome, PeerId, RecvError, SendError};
 use crate::connect::ConnectOptions;
 use crate::granting::Closing;
 use crate::notices::Fault;
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Impairments, Semantics};
 
-const ZERO_COPY: Semantics = Semantics::ZeroCopy(ZeroCopy {
-    batch: 16,
-    ring_len: 64,
-    burst: 64,
-    prefix_len: 12,
-    pad_to: 0,
-    lap: 1,
-});
+const ZERO_COPY: Semantics = Semantics::ZeroCopy(BATCHED);
 
 /// The host whose session ends.
 const HOLDER: usize = 1;
@@ -108,10 +101,7 @@ impl Crossing {
         let config = BedConfig {
             patience: Duration::from_secs(60),
             exclusive: true,
-            wire: WireConfig {
-                semantics: [case.semantics; 2],
-                ..WireConfig::default()
-            },
+            wire: wire_of(case.semantics),
             ..BedConfig::default()
         };
         // In zero-copy mode one session lands at a time.
@@ -549,17 +539,10 @@ fn sessions_that_end_again_and_again_lose_nothing() {
             ..Case::default()
         });
         for from in [0, HOLDER] {
-            let impairments = Impairments {
-                seed: seed * 2 + u64::from(from == 0),
-                loss_ppm: 60_000,
-                duplicate_ppm: 60_000,
-                duplicate_delay_max_ns: 3_000_000,
-                reorder_ppm: 60_000,
-                reorder_packets_max: 5,
-                reorder_hold_max_ns: 1_000_000,
-                ..Impairments::default()
-            };
-            crossing.bed.wire.impair(from, impairments);
+            crossing
+                .bed
+                .wire
+                .impair(from, bad_link(seed * 2 + u64::from(from == 0)));
         }
         let mut dice = Dice(0x9e37_79b9 + seed);
         let index = crossing.peer.index;

@@ -21,11 +21,12 @@ use super::allocations::growth;
 use super::bed::{Bed, BedConfig, IPS, PORT, lm_packet, noise};
 use super::times;
 
-use crate::bounds::PEERS_MAX;
+use crate::bounds::{PEERS_MAX, RECEIVE_BURST};
 use crate::completion::{Outcome, PeerId, RecvError, SendError};
 use crate::simnic;
+pub(crate) use kinds::grant;
 pub(super) use kinds::request;
-use kinds::{FLOODS, Flood, announced};
+use kinds::{FLOODS, Flood, announced, eager};
 
 /// So many a round: half of what the engine takes from a socket in one, so that none is lost before it was looked at.
 const PER_ROUND: u64 = 32;
@@ -301,16 +302,7 @@ fn floods_from_everywhere() {
             for n in 0..packets() {
                 let from = SocketAddrV4::new(Ipv4Addr::from_bits(0x0b00_0000 + n as u32), 1000);
                 let bytes = match n % 2 {
-                    0 => {
-                        let header = LmHeader::Eager {
-                            sender_id: n | 1,
-                            number: 0,
-                            tag: n,
-                            digested: true,
-                            acknowledges: None,
-                        };
-                        packet(1, from, PORT, &header, &[0x5a; 64])
-                    }
+                    0 => eager(1, from, n | 1, 0, true, None),
                     _ => control(1, from, n as u32, &request(n, from)),
                 };
                 scene.bed.wire.inject(1, 0, &bytes);
@@ -430,4 +422,31 @@ fn forged_fragment_counts_end_the_session_clearly() {
         bed.exchange(0, peer, &noise(n, LEN));
     }
     bed.check_memory();
+}
+
+/// Behind a loss every packet of a burst lies in another's slot: as many wait at once as a burst has.
+#[test]
+fn a_burst_of_displaced_fragments_needs_no_more_room() {
+    let mut bed = Bed::new(&BedConfig {
+        tx_in_flight: 1024,
+        on_the_way: 1024,
+        window: 1024,
+        ..BedConfig::default()
+    });
+    let payload = noise(2, 1 << 20);
+    let peer = bed.session(0, WireMode::Lm, payload.len() as u64);
+    bed.send(0, peer, &payload, 2);
+    while bed.hosts[0].counters.data_packets_sent == 0 {
+        bed.round();
+    }
+    bed.wire.drop_next(0, 1);
+    bed.alone(0, 100);
+    let before = bed.hosts[1].counters.fragments_displaced;
+    bed.alone(1, 1);
+    let displaced = bed.hosts[1].counters.fragments_displaced - before;
+    assert!(displaced > 200, "{displaced}");
+    let landing = bed.hosts[1].landing.as_ref().expect("a landing queue");
+    assert_eq!(landing.sessions.room_for_displaced(), RECEIVE_BURST as usize);
+    assert!(bed.recv(1)[..] == payload[..]);
+    assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
 }

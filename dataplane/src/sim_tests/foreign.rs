@@ -11,9 +11,9 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 use lm_protocol::wire::udp::checksum;
 
-use super::bed::{Bed, BedConfig, IPS, PORT, lm_packet, noise};
+use super::bed::{Bed, BedConfig, IPS, PORT, lm_packet, noise, wire_of};
 use crate::completion::{Outcome, PeerId};
-use crate::simnic::{self, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{self, Semantics, ZeroCopy};
 
 const LEN: usize = 200_000;
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 77);
@@ -21,10 +21,7 @@ const LANDING: u32 = 1;
 
 fn bed() -> Bed {
     Bed::new(&BedConfig {
-        wire: WireConfig {
-            semantics: [Semantics::ZeroCopy(ZeroCopy::default()); 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(Semantics::ZeroCopy(ZeroCopy::default())),
         ..BedConfig::default()
     })
 }
@@ -107,6 +104,12 @@ fn a_stranger_is_heard_by_the_landing_queue() {
         assert_eq!(bed.hosts[1].counters.challenged, before + 1);
     }
     assert_eq!(bed.hosts[1].counters.landing_heard, 2);
+    // Of one burst not more than this.
+    for _ in 0..40 {
+        bed.wire.inject(1, LANDING, &request());
+    }
+    bed.rounds(20);
+    assert_eq!(bed.hosts[1].counters.landing_heard, 2 + 32);
     go_on(&mut bed, peer);
 }
 

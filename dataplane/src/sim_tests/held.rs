@@ -4,7 +4,7 @@
 
 use lm_protocol::geometry::Wire as WireMode;
 
-use super::bed::{Bed, BedConfig, noise};
+use super::bed::{BATCHED, Bed, BedConfig, noise};
 use super::times;
 use super::transfer::Dice;
 use super::zero_copy_losses::{lens, under_and};
@@ -16,12 +16,8 @@ const P: u64 = 1448;
 const DEVICES: [Semantics; 2] = [
     Semantics::Copy,
     Semantics::ZeroCopy(ZeroCopy {
-        batch: 16,
-        ring_len: 64,
-        burst: 64,
         prefix_len: 10,
-        pad_to: 0,
-        lap: 1,
+        ..BATCHED
     }),
 ];
 

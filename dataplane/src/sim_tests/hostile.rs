@@ -353,11 +353,7 @@ fn limits_from_the_other_side_of_the_circle_are_refused() {
     let peer = bed.session(0, WireMode::Lm, 100_000);
     bed.exchange(0, peer, &noise(1, 100_000));
     bed.exchange(0, peer, b"eager");
-    let key = bed.hosts[1]
-        .landing
-        .as_ref()
-        .and_then(|landing| Some(landing.sessions.iter().next()?.terms.key))
-        .expect("a session");
+    let key = bed.key(0, peer);
     let addressing = bed.hosts[1].addressing_to(super::bed::data_address(0), simnic::mac_of(IPS[0]));
     let offsets = [1 << 31, (1 << 31) + 50, (1 << 31) - 50, (1 << 31) + 2000, 70_000];
     for by in offsets {

@@ -426,14 +426,7 @@ fn a_corrupt_address_does_not_pass() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = session(&mut bed, Delivery::Reliable);
     arrives(&mut bed, peer, 1);
-    let key = bed.hosts[0]
-        .peers
-        .at(peer.index)
-        .outbound
-        .as_ref()
-        .unwrap()
-        .terms
-        .key;
+    let key = bed.key(0, peer);
     let header = LmHeader::Credit {
         session_key: key,
         packet_limit: 200,
@@ -464,14 +457,7 @@ fn a_manifest_that_contradicts_the_announcement_is_not_believed() {
     for delivery in [Delivery::Reliable, Delivery::Partial] {
         let mut bed = Bed::new(&BedConfig::default());
         let peer = session(&mut bed, delivery);
-        let key = bed.hosts[0]
-            .peers
-            .at(peer.index)
-            .outbound
-            .as_ref()
-            .unwrap()
-            .terms
-            .key;
+        let key = bed.key(0, peer);
         let addressing = bed.hosts[0].addressing_to(data_address(1), simnic::mac_of(IPS[1]));
         let lie = Arc::new(AtomicU32::new(0));
         let lies = Arc::clone(&lie);
@@ -514,14 +500,7 @@ fn unwanted_manifests_cost_a_look_each() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = session(&mut bed, Delivery::Reliable);
     arrives(&mut bed, peer, 1);
-    let key = bed.hosts[0]
-        .peers
-        .at(peer.index)
-        .outbound
-        .as_ref()
-        .unwrap()
-        .terms
-        .key;
+    let key = bed.key(0, peer);
     let to_1 = bed.hosts[0].addressing_to(data_address(1), simnic::mac_of(IPS[1]));
     let to_0 = bed.hosts[1].addressing_to(data_address(0), simnic::mac_of(IPS[0]));
     for message in 0..300u32 {

@@ -63,4 +63,6 @@ fn times(ordinary: u64, full: u64) -> u64 {
     }
 }
 
+#[cfg(test)]
+pub(crate) use flood::grant;
 pub(crate) use hostile::besiege;

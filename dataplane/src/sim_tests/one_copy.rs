@@ -8,11 +8,11 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
-use super::bed::{Bed, BedConfig, noise};
+use super::bed::{BATCHED, Bed, BedConfig, noise, wire_of};
 use super::transfer::Dice;
 use crate::completion::Outcome;
 use crate::connect::{ConnectError, ConnectOptions};
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Impairments, Semantics};
 
 fn one_copy(len: u64) -> ConnectOptions {
     ConnectOptions {
@@ -24,25 +24,12 @@ fn one_copy(len: u64) -> ConnectOptions {
 
 fn config(semantics: Semantics) -> BedConfig {
     BedConfig {
-        wire: WireConfig {
-            semantics: [semantics; 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(semantics),
         ..BedConfig::default()
     }
 }
 
-const BOTH: [Semantics; 2] = [
-    Semantics::Copy,
-    Semantics::ZeroCopy(ZeroCopy {
-        batch: 16,
-        ring_len: 64,
-        burst: 64,
-        prefix_len: 12,
-        pad_to: 0,
-        lap: 1,
-    }),
-];
+const BOTH: [Semantics; 2] = [Semantics::Copy, Semantics::ZeroCopy(BATCHED)];
 
 #[test]
 fn messages_of_every_length_arrive_and_the_gate_admits_none() {

@@ -8,24 +8,21 @@ use std::time::Duration;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
-use super::bed::{Bed, BedConfig, data_address, noise};
+use super::bed::{BATCHED, Bed, BedConfig, data_address, noise, wire_of};
 use super::source::{Answer, Source};
 use super::times;
 use super::transfer::Dice;
+use crate::bounds::ZONES_MAX;
 use crate::completion::{LoanError, Outcome, PeerId, RecvError};
 use crate::connect::ConnectOptions;
-use crate::placing::{RETRACTED, Settled};
-use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::placing::{Announced, Asked, RETRACTED, Settled};
+use crate::simnic::{Impairments, Semantics, ZeroCopy};
 
 const DEVICES: [Semantics; 3] = [
     Semantics::Copy,
     Semantics::ZeroCopy(ZeroCopy {
-        batch: 16,
-        ring_len: 64,
-        burst: 64,
         prefix_len: 10,
-        pad_to: 0,
-        lap: 1,
+        ..BATCHED
     }),
     // One that wants whole laps of entries.
     Semantics::ZeroCopy(ZeroCopy {
@@ -42,10 +39,7 @@ fn config(semantics: Semantics) -> BedConfig {
     BedConfig {
         landing_len: 4 << 20,
         send_len: 4 << 20,
-        wire: WireConfig {
-            semantics: [semantics; 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(semantics),
         ..BedConfig::default()
     }
 }
@@ -614,6 +608,33 @@ fn sources_follow_one_another() {
     }
     bed.check_memory();
     bed.check_clean();
+}
+
+/// A region is a zone of the arena, and a message takes the one that it has from its source.
+#[test]
+fn messages_have_no_more_regions_than_there_are_zones() {
+    let mut bed = Bed::new(&BedConfig {
+        landing_len: 64 << 20,
+        guarded: false,
+        ..BedConfig::default()
+    });
+    let source = Source::at(&mut bed, 1);
+    source.keep_nothing();
+    while let Ok(region) = bed.hosts[1].landing_region(1000) {
+        source.give(region);
+    }
+    let landing = bed.hosts[1].landing.as_mut().expect("a landing queue");
+    let placing = landing.placing.as_mut().expect("a source");
+    let announced = Announced {
+        peer: PeerId::default(),
+        number: 0,
+        tag: 0,
+        len: 1000,
+        words: &[],
+    };
+    let asked = (0..2 * ZONES_MAX).map(|_| placing.place(&announced, (1000, u64::MAX), &landing.arena));
+    assert_eq!(asked.filter(|asked| *asked != Asked::Arena).count(), ZONES_MAX);
+    assert_eq!(placing.placed(), ZONES_MAX);
 }
 
 /// Host 0, as host 1 knows it.

@@ -9,7 +9,7 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{LmHeader, has_digests};
 
-use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
+use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id, wire_of};
 use super::source::Source;
 use crate::completion::{Outcome, SendError};
 use crate::landing_side::Past;
@@ -18,7 +18,7 @@ use crate::placing::Settled;
 use crate::port::Port;
 use crate::port::Socket;
 use crate::region::TrySendError;
-use crate::simnic::{Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Semantics, ZeroCopy};
 
 fn addressing(src_ip: Ipv4Addr, dst_port: u16) -> Addressing {
     Addressing {
@@ -419,10 +419,7 @@ fn an_interface_that_goes_down_and_up_only_costs_time() {
         for down in [0, 1] {
             let mut bed = Bed::new(&BedConfig {
                 patience: Duration::from_secs(60),
-                wire: WireConfig {
-                    semantics: [semantics; 2],
-                    ..WireConfig::default()
-                },
+                wire: wire_of(semantics),
                 ..BedConfig::default()
             });
             let peer = bed.session(0, WireMode::Lm, 900_000);

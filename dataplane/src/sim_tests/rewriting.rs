@@ -4,12 +4,12 @@
 
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 
-use super::bed::{Bed, BedConfig, ROUND_NS, noise};
+use super::bed::{Bed, BedConfig, ROUND_NS, noise, wire_of};
 use super::times;
 use super::transfer::Dice;
 use crate::completion::PeerId;
 use crate::message::Message;
-use crate::simnic::{Delivery, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Delivery, Semantics, ZeroCopy};
 
 /// Two windows, so that a tail is saved and restored (I5).
 const WINDOW: u32 = 4;
@@ -81,10 +81,7 @@ fn each_byte_rewritten(semantics: Semantics, loses: bool, seed: u64) -> (u64, u6
         mtu: MTU,
         window: WINDOW,
         guarded: false,
-        wire: WireConfig {
-            semantics: [semantics; 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(semantics),
         ..BedConfig::default()
     });
     let layout = Layout::new(WireMode::Lm, MTU, LinkShape::IPV4).expect("an MTU");

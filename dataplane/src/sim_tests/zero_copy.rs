@@ -10,22 +10,19 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::integrity::Integrity;
 
-use super::bed::{Bed, BedConfig, noise};
+use super::bed::{Bed, BedConfig, noise, wire_of};
 use super::transfer::Dice;
 use crate::completion::Outcome;
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::message::Message;
 use crate::port::ModeRequest;
-use crate::simnic::{Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Semantics, ZeroCopy};
 
 pub(super) const P: u64 = 1448;
 
 pub(super) fn config(device: ZeroCopy) -> BedConfig {
     BedConfig {
-        wire: WireConfig {
-            semantics: [Semantics::ZeroCopy(device); 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(Semantics::ZeroCopy(device)),
         ..BedConfig::default()
     }
 }

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 
-use super::bed::{Bed, BedConfig, noise};
+use super::bed::{Bed, BedConfig, noise, wire_of};
 use super::soak::check_packets;
 use super::transfer::Dice;
 use crate::completion::{Outcome, PeerId};
 use crate::connect::ConnectOptions;
-use crate::simnic::{Bursts, Impairments, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Bursts, Impairments, Semantics, ZeroCopy};
 
 /// Longest message: one UDP datagram.
 const LONGEST: u64 = 65_507;
@@ -23,10 +23,7 @@ const P: u64 = 1480;
 fn config(device: ZeroCopy) -> BedConfig {
     BedConfig {
         exclusive: true,
-        wire: WireConfig {
-            semantics: [Semantics::ZeroCopy(device); 2],
-            ..WireConfig::default()
-        },
+        wire: wire_of(Semantics::ZeroCopy(device)),
         ..BedConfig::default()
     }
 }

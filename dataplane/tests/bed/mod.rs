@@ -11,9 +11,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lm_box::{Forwarder, Impairments};
-use lm_cards::Interface;
-
 /// Whether namespaces and XDP are to be had; prints why not. A skipped test is an error where `CI` is `true`.
 pub fn root() -> bool {
     // SAFETY: geteuid(2) takes nothing and cannot fail.
@@ -129,12 +126,6 @@ impl Pair {
             "link add va {queues} type veth peer name vb {queues} netns {}",
             pair.b.path()
         ));
-        pair.up()
-    }
-
-    /// Gives its devices addresses, and waits until they are up.
-    fn up(self) -> Pair {
-        let pair = self;
         for (namespace, device, address) in [(&pair.a, "va", "10.77.0.1"), (&pair.b, "vb", "10.77.0.2")] {
             // Without IPv6 the link is silent: no packet but a test's own.
             namespace.ip(&format!("link set {device} addrgenmode none"));
@@ -157,48 +148,6 @@ impl Pair {
             }
         }
         pair
-    }
-}
-
-/// A host between the two of a pair, which forwards what it does not lose.
-pub struct Lossy {
-    _host: Namespace,
-    _forwarders: [Forwarder; 2],
-}
-
-impl Lossy {
-    pub fn new(queues: u32, impairments: &Impairments) -> (Pair, Lossy) {
-        let pair = Pair {
-            a: Namespace::new(),
-            b: Namespace::new(),
-        };
-        let host = Namespace::new();
-        let queues = format!("numrxqueues {queues} numtxqueues {queues}");
-        for (namespace, device, port) in [(&pair.a, "va", "pa"), (&pair.b, "vb", "pb")] {
-            namespace.ip(&format!(
-                "link add {device} {queues} type veth peer name {port} {queues} netns {}",
-                host.path()
-            ));
-            host.ip(&format!("link set {port} addrgenmode none"));
-            host.ip(&format!("link set {port} up"));
-        }
-        let forwarders = host.run(|| {
-            [("pa", "pb", 0), ("pb", "pa", 1)].map(|(from, to, direction)| {
-                let to = Interface::by_name(to).expect("just made").index;
-                let impairments = Impairments {
-                    seed: impairments.seed + direction,
-                    ..*impairments
-                };
-                Forwarder::attach(from, to, &impairments)
-                    .expect("a kernel with tcx")
-                    .0
-            })
-        });
-        let lossy = Lossy {
-            _host: host,
-            _forwarders: forwarders,
-        };
-        (pair.up(), lossy)
     }
 }
 

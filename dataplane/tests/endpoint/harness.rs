@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lm_box::Impairments;
 use lm_dataplane::{ConnectOptions, Counters, Endpoint, EndpointConfig, PeerId, Session};
 
-use crate::bed::{Lossy, Namespace, Pair};
+use crate::bed::{Namespace, Pair};
 
 #[path = "traffic.rs"]
 mod traffic;
@@ -30,7 +29,6 @@ pub const WINDOW: u64 = 256;
 /// A veth pair for endpoints.
 pub struct Bed {
     pub pair: Pair,
-    loss: Option<Lossy>,
     _alone: Alone,
 }
 
@@ -43,26 +41,6 @@ impl Bed {
         let alone = Alone::new(true);
         Some(Bed {
             pair: Pair::new(queues),
-            loss: None,
-            _alone: alone,
-        })
-    }
-
-    /// With a host between the two that loses so many of a million packets. `None`: skipped.
-    pub fn with_loss(queues: u32, loss: u32) -> Option<Bed> {
-        if !crate::bed::root() {
-            return None;
-        }
-        let alone = Alone::new(true);
-        let impairments = Impairments {
-            seed: 7,
-            loss,
-            ..Impairments::default()
-        };
-        let (pair, loss) = Lossy::new(queues, &impairments);
-        Some(Bed {
-            pair,
-            loss: Some(loss),
             _alone: alone,
         })
     }
@@ -81,9 +59,8 @@ impl Bed {
             |start, over| run(config_a, side_a, start, over),
             |start, over| run(config_b, side_b, start, over),
         );
-        let may_lose = self.loss.is_some();
-        assert_accounted(&a, &[b], may_lose);
-        assert_accounted(&b, &[a], may_lose);
+        assert_accounted(&a, &[b], false);
+        assert_accounted(&b, &[a], false);
         (x, y)
     }
 

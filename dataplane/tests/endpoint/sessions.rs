@@ -180,40 +180,6 @@ fn two_senders_share_the_landing_queue() {
     });
 }
 
-/// Behind a lost announcement come others, and words of more packets than were announced: nobody is to blame for that.
-#[test]
-fn a_lost_announcement_is_nobodys_fault() {
-    const MESSAGES: u64 = 2000;
-    const LEN: u64 = 3000;
-    let Some(bed) = Bed::with_loss(2, 30_000) else {
-        return;
-    };
-    // Few, so that there are many announcements; enough that one is behind each that is lost.
-    let options = ConnectOptions {
-        messages_in_flight: 8,
-        ..up_to(LEN)
-    };
-    let ((), early) = bed.talk(
-        &config_a(),
-        &config_b(),
-        |a| {
-            let peer = a.connect(B, &options).unwrap();
-            let tokens: Vec<_> = (0..MESSAGES)
-                .map(|tag| (send(a, peer, tag, &content(tag, LEN)), tag, LEN))
-                .collect();
-            assert_delivered(&settle(a), &tokens);
-        },
-        |b| {
-            for tag in 0..MESSAGES {
-                let message = recv(b);
-                assert!(*message == content(tag, LEN), "message {tag}");
-            }
-            b.counters().drops.announcement_early
-        },
-    );
-    assert!(early > 0, "every announcement came through");
-}
-
 /// What comes from queue 1 by a bridge that steers nothing comes to queue 0 (`veth_xmit`): never to the landing queue.
 #[test]
 fn a_switch_that_misses_the_landing_queue() {

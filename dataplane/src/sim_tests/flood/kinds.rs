@@ -12,6 +12,7 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange, TYPE_WINDOWS};
 
 use super::{LEN, STRANGER, Scene, control, packet};
+use crate::landing::Inbound;
 use crate::sim_tests::bed::{PORT, sender_id};
 
 /// What one flood is made of: the `n`-th packet, from an address, to a host whose session has that key.
@@ -26,20 +27,17 @@ pub(super) struct Flood {
     pub(super) counters: [&'static str; 2],
 }
 
+fn inbound(scene: &Scene) -> Option<&Inbound> {
+    let landing = scene.bed.hosts[1].landing.as_ref()?;
+    landing.sessions.iter().next()
+}
+
 fn sent_packets(scene: &Scene) -> u32 {
-    let inbound = scene.bed.hosts[1]
-        .landing
-        .as_ref()
-        .and_then(|side| side.sessions.iter().next());
-    inbound.map_or(0, |inbound| inbound.progress.accepted_packets())
+    inbound(scene).map_or(0, |inbound| inbound.progress.accepted_packets())
 }
 
 pub(super) fn announced(scene: &Scene) -> u32 {
-    let inbound = scene.bed.hosts[1]
-        .landing
-        .as_ref()
-        .and_then(|side| side.sessions.iter().next());
-    inbound.map_or(0, |inbound| inbound.order.announced())
+    inbound(scene).map_or(0, |inbound| inbound.order.announced())
 }
 
 fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
@@ -50,6 +48,49 @@ fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
         windows_released: AnnounceEntry::ALL_WINDOWS,
     }
     .encode()
+}
+
+/// An announcement `ahead` messages too far, of one message of that length if any, whose sender claims `sent` packets too many.
+fn announce(
+    scene: &Scene,
+    to: usize,
+    from: SocketAddrV4,
+    ahead: u32,
+    len: Option<u64>,
+    sent: u32,
+) -> Vec<u8> {
+    let header = LmHeader::Announce {
+        session_key: scene.key,
+        first: announced(scene).wrapping_add(ahead),
+        entries: len.iter().len() as u32,
+        sent: sent_packets(scene).wrapping_add(sent),
+    };
+    packet(
+        to,
+        from,
+        PORT,
+        &header,
+        &len.map_or(Vec::new(), |len| entry(len).to_vec()),
+    )
+}
+
+/// A small message of host 0's incarnation, or another.
+pub(super) fn eager(
+    to: usize,
+    from: SocketAddrV4,
+    sender_id: u64,
+    number: u32,
+    digested: bool,
+    acknowledges: Option<EagerAcknowledgement>,
+) -> Vec<u8> {
+    let header = LmHeader::Eager {
+        sender_id,
+        number,
+        tag: number.into(),
+        digested,
+        acknowledges,
+    };
+    packet(to, from, PORT, &header, &[0x5a; 64])
 }
 
 /// A WINDOWS packet.
@@ -80,6 +121,27 @@ pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessag
     })
 }
 
+pub(crate) fn grant(session_key: u64) -> ControlMessage {
+    ControlMessage::Grant(Grant {
+        session_key,
+        data_port: PORT,
+        layout: Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("a legal MTU"),
+        landing_queue: 1,
+        tx_queue: None,
+        prefix: 0,
+        frames_per_packet: 1,
+        repeats_apart: false,
+        landing_port: None,
+        max_message_len: u64::MAX,
+        window: WindowShape::DEFAULT,
+        packet_limit: u32::MAX,
+        lease_ms: u32::MAX,
+        first_message: 0,
+        lands: true,
+        capabilities: 0,
+    })
+}
+
 pub(super) const FLOODS: &[Flood] = &[
     Flood {
         name: "noise instead of a header",
@@ -100,13 +162,7 @@ pub(super) const FLOODS: &[Flood] = &[
         name: "another version",
         to: 1,
         make: |scene, to, from, n| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: n as u32,
-                entries: 0,
-                sent: 0,
-            };
-            let mut bytes = packet(to, from, PORT, &header, &[]);
+            let mut bytes = announce(scene, to, from, n as u32, None, 0);
             bytes[42] = bytes[42] & 0x0f | 0x70;
             bytes
         },
@@ -116,13 +172,7 @@ pub(super) const FLOODS: &[Flood] = &[
         name: "packets changed on the way",
         to: 1,
         make: |scene, to, from, n| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: announced(scene),
-                entries: 1,
-                sent: sent_packets(scene),
-            };
-            let mut bytes = packet(to, from, PORT, &header, &entry(LEN as u64));
+            let mut bytes = announce(scene, to, from, 0, Some(LEN as u64), 0);
             // A byte of the digest or of the entry, but not of its opaque length.
             let behind = match n as usize % 30 {
                 behind @ 0..12 => behind,
@@ -138,14 +188,8 @@ pub(super) const FLOODS: &[Flood] = &[
         name: "eager messages without the digest that their sender promises",
         to: 1,
         make: |_, to, from, n| {
-            let header = LmHeader::Eager {
-                sender_id: sender_id(0, Integrity::Manifest),
-                number: n as u32,
-                tag: n,
-                digested: false,
-                acknowledges: None,
-            };
-            packet(to, from, PORT, &header, &[0x5a; 64])
+            let id = sender_id(0, Integrity::Manifest);
+            eager(to, from, id, n as u32, false, None)
         },
         counters: ["corrupt", "corrupt"],
     },
@@ -249,57 +293,25 @@ pub(super) const FLOODS: &[Flood] = &[
     Flood {
         name: "announcements out of turn",
         to: 1,
-        make: |scene, to, from, n| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: announced(scene).wrapping_add(500 + n as u32),
-                entries: 1,
-                sent: sent_packets(scene),
-            };
-            packet(to, from, PORT, &header, &entry(LEN as u64))
-        },
+        make: |scene, to, from, n| announce(scene, to, from, 500 + n as u32, Some(LEN as u64), 0),
         counters: ["announcement_refused", "wrong_key"],
     },
     Flood {
         name: "announcements before which others are missing",
         to: 1,
-        make: |scene, to, from, _| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: announced(scene).wrapping_add(1),
-                entries: 1,
-                sent: sent_packets(scene),
-            };
-            packet(to, from, PORT, &header, &entry(LEN as u64))
-        },
+        make: |scene, to, from, _| announce(scene, to, from, 1, Some(LEN as u64), 0),
         counters: ["announcement_early", "wrong_key"],
     },
     Flood {
         name: "announcements of too long messages",
         to: 1,
-        make: |scene, to, from, n| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: announced(scene),
-                entries: 1,
-                sent: sent_packets(scene),
-            };
-            packet(to, from, PORT, &header, &entry(u64::MAX - n))
-        },
+        make: |scene, to, from, n| announce(scene, to, from, 0, Some(u64::MAX - n), 0),
         counters: ["announcement_refused", "wrong_key"],
     },
     Flood {
         name: "claims to have sent what was never announced",
         to: 1,
-        make: |scene, to, from, n| {
-            let header = LmHeader::Announce {
-                session_key: scene.key,
-                first: announced(scene),
-                entries: 0,
-                sent: sent_packets(scene).wrapping_add(1 << 20).wrapping_add(n as u32),
-            };
-            packet(to, from, PORT, &header, &[])
-        },
+        make: |scene, to, from, n| announce(scene, to, from, 0, None, (1 << 20) + n as u32),
         counters: ["implausible", "wrong_key"],
     },
     Flood {
@@ -363,14 +375,8 @@ pub(super) const FLOODS: &[Flood] = &[
         name: "eager messages out of turn",
         to: 1,
         make: |_, to, from, n| {
-            let header = LmHeader::Eager {
-                sender_id: sender_id(0, Integrity::Manifest),
-                number: 1_000_000 + n as u32,
-                tag: n,
-                digested: true,
-                acknowledges: None,
-            };
-            packet(to, from, PORT, &header, &[0x5a; 64])
+            let id = sender_id(0, Integrity::Manifest);
+            eager(to, from, id, 1_000_000 + n as u32, true, None)
         },
         counters: ["eager_out_of_order", "challenged"],
     },
@@ -421,19 +427,14 @@ pub(super) const FLOODS: &[Flood] = &[
         name: "messages that acknowledge what was never sent",
         to: 0,
         make: |_, to, from, n| {
-            let header = LmHeader::Eager {
-                sender_id: sender_id(1, Integrity::Manifest),
-                number: 1_000_000 + n as u32,
-                tag: n,
-                digested: true,
-                acknowledges: Some(EagerAcknowledgement {
-                    // A stranger does not know the incarnation.
-                    sender_id: sender_id(0, Integrity::Manifest) + 2 * u64::from(*from.ip() == STRANGER),
-                    next: 5000 + n as u32,
-                    limit: 6000 + n as u32,
-                }),
+            let acknowledgement = EagerAcknowledgement {
+                // A stranger does not know the incarnation.
+                sender_id: sender_id(0, Integrity::Manifest) + 2 * u64::from(*from.ip() == STRANGER),
+                next: 5000 + n as u32,
+                limit: 6000 + n as u32,
             };
-            packet(to, from, PORT, &header, &[0x5a; 64])
+            let id = sender_id(1, Integrity::Manifest);
+            eager(to, from, id, 1_000_000 + n as u32, true, Some(acknowledgement))
         },
         // What another incarnation is told is not looked at, and who is not known is not heard.
         counters: ["implausible", "challenged"],
@@ -464,27 +465,7 @@ pub(super) const FLOODS: &[Flood] = &[
     Flood {
         name: "grants that nobody asked for",
         to: 0,
-        make: |_, to, from, n| {
-            let grant = Grant {
-                session_key: n,
-                data_port: PORT,
-                layout: Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("a legal MTU"),
-                landing_queue: 1,
-                tx_queue: None,
-                prefix: 0,
-                frames_per_packet: 1,
-                repeats_apart: false,
-                landing_port: None,
-                max_message_len: u64::MAX,
-                window: WindowShape::DEFAULT,
-                packet_limit: u32::MAX,
-                lease_ms: u32::MAX,
-                first_message: 0,
-                lands: true,
-                capabilities: 0,
-            };
-            control(to, from, n as u32, &ControlMessage::Grant(grant))
-        },
+        make: |_, to, from, n| control(to, from, n as u32, &grant(n)),
         counters: ["control_unexpected", "control_unexpected"],
     },
     Flood {
