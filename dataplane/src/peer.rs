@@ -156,7 +156,8 @@ impl Peers {
         }
     }
 
-    /// Now and then, one after the other: a peer with which something is under way, and that has been silent for [`SILENT_NS`].
+    /// Now and then, one after the other: a peer with which something is under way, and that has been silent for
+    /// [`SILENT_NS`].
     pub(crate) fn next_silent(&mut self, now_ns: u64) -> Option<u16> {
         let (last, looked_ns) = self.silent;
         if now_ns.saturating_sub(looked_ns) < SILENT_NS {

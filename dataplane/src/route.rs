@@ -142,7 +142,8 @@ impl Neighbours {
         let hop = route.gateway.unwrap_or(destination);
         let (state, mac) = known_neighbour(&self.netlink, hop, route.interface_index)?;
         if let NeighbourState::None | NeighbourState::Failed | NeighbourState::Stale = state {
-            // What cannot be asked now is asked by the next try. A refusal by a firewall changes nothing: the neighbour may be known all the same.
+            // What cannot be asked now is asked by the next try. A refusal by a firewall changes nothing: the neighbour may
+            // be known all the same.
             let _ = self
                 .nudge
                 .send_to(&[], SocketAddrV4::new(destination, DISCARD_PORT));

@@ -35,6 +35,7 @@ pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, option: libc:
     match unsafe { libc::getsockopt(fd, level, option, to, &raw mut len) } {
         // SAFETY: any bytes are a `T`, and all of them are initialized.
         0 if len as usize == size_of::<T>() => Ok(unsafe { value.assume_init() }),
+        // A kernel before 5.9 fills in the first version of AF_XDP's structs.
         0 => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
         _ => Err(io::Error::last_os_error()),
     }

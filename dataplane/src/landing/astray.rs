@@ -46,9 +46,9 @@ impl Astray {
         self.landed = true;
     }
 
-    /// Whether the first entry that was posted since the channel was built waits for its packet. Then fewer than [`ASTRAY_AFTER`] fragments of a
-    /// session that is alone passed the gate before it was posted, and the socket need not be found empty to tell them from others: its sender may
-    /// keep it from that.
+    /// Nothing of the session landed since the channel was built: where it is alone, the first entry posted waits for its packet.
+    /// Fewer than [`ASTRAY_AFTER`] of its fragments passed the gate before that entry was posted, so the socket need not be found
+    /// empty to tell them from others. A sender that is fast may keep it from ever being empty.
     pub(super) fn has_nothing_landed(&self) -> bool {
         !self.landed
     }
