@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
+use lm_dataplane::{Endpoint, IdleStrategy, MemoryConfig};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_realtime::{
@@ -43,15 +43,6 @@ fn socket(endpoint: &mut Endpoint) -> (RealTime, RtSocket) {
         .socket(endpoint, 1, &SocketConfig::default())
         .expect("free");
     (real_time, socket)
-}
-
-/// Has a socket send to the other end, which knows it by its greeting then.
-fn connect(socket: &mut RtSocket, near: &mut Endpoint, far: &mut Endpoint) {
-    let peer = veth::peer(near, far.local());
-    socket.connect(near, peer, 1).expect("frames");
-    while far.try_recv().expect("a message").is_none() {
-        near.poll();
-    }
 }
 
 /// What `tc` shows of `va`.
@@ -132,7 +123,7 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
         let second = real_time
             .socket(&mut near, 2, &SocketConfig::default())
             .expect("free");
-        connect(&mut socket, &mut near, &mut far);
+        veth::connect(&mut socket, &mut near, &mut far);
         // λ rises by 20 packets a second in 10 ms; looked at in windows, the first of which begins when both run.
         let begun = Instant::now();
         let (mut next, mut windows, mut window) = (begun, Vec::new(), None::<Window>);
@@ -309,12 +300,7 @@ fn without_a_general_queue_real_time_is_exchanged_by_the_kernels_socket() {
     }
     let pair = Pair::new(1);
     let open = |interface: &str| {
-        let config = EndpointConfig {
-            interface: interface.into(),
-            idle: IDLE,
-            ..EndpointConfig::default()
-        };
-        let mut endpoint = Endpoint::open(&config).expect("a veth device");
+        let mut endpoint = veth::open_with(interface, IDLE, MemoryConfig::default());
         let real_time = RealTime::new(&mut endpoint, None, monotonic).expect("no other handler");
         let socket = real_time.socket(&mut endpoint, 1, &SocketConfig::default());
         (endpoint, socket.expect("free"))
@@ -392,7 +378,7 @@ fn infos(clock: fn() -> Time, options: SendOptions, waits: &[Duration]) -> Vec<I
         let mut near = veth::open("va", IDLE);
         let of_near = RealTime::new(&mut near, None, monotonic).expect("no other handler");
         let mut socket = of_near.socket(&mut near, 1, &config).expect("free");
-        connect(&mut socket, &mut near, &mut far);
+        veth::connect(&mut socket, &mut near, &mut far);
         let each = waits.iter().map(|waits| {
             socket.send(&[1; 64], options).expect("room");
             near.poll();

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{Endpoint, IdleStrategy};
-use lm_realtime::{Blocks, RealTime, RtBuffer, RtSocket, SendError, SendOptions, SocketConfig, monotonic};
+use lm_dataplane::Endpoint;
+use lm_realtime::{Blocks, RtBuffer, RtSocket, SendError, SendOptions, SocketConfig};
 
 struct Counting;
 
@@ -145,21 +145,7 @@ fn messages_of_any_length_allocate_nothing_and_fault_no_page() {
         },
         ..SocketConfig::default()
     };
-    let (mut near, mut far) = (
-        pair.a.run(|| veth::open("va", IdleStrategy::default())),
-        pair.b.run(|| veth::open("vb", IdleStrategy::default())),
-    );
-    let [mut sender, receiver] = [&mut near, &mut far].map(|end| {
-        let real_time = RealTime::new(end, None, monotonic).expect("no other handler");
-        real_time.socket(end, 1, &config).expect("memory")
-    });
-    let to = far.local();
-    let peer = pair.a.run(|| veth::peer(&mut near, to));
-    sender.connect(&mut near, peer, 1).expect("frames");
-    // The greeting.
-    while far.try_recv().expect("a message").is_none() {
-        near.poll();
-    }
+    let ([near, far], [mut sender, receiver]) = veth::connected(&pair, &config);
     let mut ends = Ends {
         near,
         far,

@@ -3,17 +3,20 @@
 
 #[path = "../../dataplane/tests/bed/mod.rs"]
 mod bed;
+#[path = "../../admission/tests/attacks/forger.rs"]
+#[allow(dead_code)] // the attacks on admission use the rest
+mod forger;
 mod veth;
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::{Endpoint, IdleStrategy};
-use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, WORD_LEN};
+use forger::{Forger, encoded, message};
+use lm_dataplane::Endpoint;
+use lm_protocol::control::{ControlMessage, Proof};
 use lm_protocol::wire::lm::{LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
-use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
-use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
+use lm_realtime::{Blocks, RtSocket, SendOptions, SocketConfig};
 
 const PORT: u16 = 1;
 /// Packets that a flood has in each round.
@@ -37,19 +40,7 @@ impl Hosts<'_> {
             },
             ..SocketConfig::default()
         };
-        let open = |interface| veth::open(interface, IdleStrategy::default());
-        let mut ends = [pair.a.run(|| open("va")), pair.b.run(|| open("vb"))];
-        let mut sockets = ends.each_mut().map(|end| {
-            let real_time = RealTime::new(end, None, monotonic).expect("no other handler");
-            real_time.socket(end, PORT, &config).expect("memory")
-        });
-        let [near, far] = &mut ends;
-        let to = far.local();
-        let peer = pair.a.run(|| veth::peer(near, to));
-        sockets[0].connect(near, peer, PORT).expect("frames");
-        while far.try_recv().expect("the greeting").is_none() {
-            near.poll();
-        }
+        let (ends, sockets) = veth::connected(pair, &config);
         let mut hosts = Hosts {
             ends,
             sockets,
@@ -89,15 +80,7 @@ impl Hosts<'_> {
         socket.set_nonblocking(true).expect("a socket");
         let port = socket.local_addr().expect("bound").port();
         let (from, sender_id) = (SocketAddrV4::new(ip, port), u64::from(port) << 40 | 1);
-        let header = LmHeader::Eager {
-            sender_id,
-            number: 0,
-            tag: 0,
-            digested: true,
-            acknowledges: None,
-        };
-        let trailer = Trailer::new(&header, &[], from);
-        let greeting = [&header.encode(0)[..], trailer.as_bytes()].concat();
+        let greeting = message(from, sender_id, 0, 0, &[]);
         let (limit, mut datagram) = (Instant::now() + Duration::from_secs(20), [0; 2048]);
         let cookie = loop {
             assert!(Instant::now() < limit, "it is not challenged");
@@ -116,11 +99,9 @@ impl Hosts<'_> {
             cookie,
             data_port: port,
             uncompleted_max: 0,
-            word: [0; WORD_LEN],
+            word: [0; 16],
         });
-        let mut bytes = [0; MAX_CONTROL_LEN];
-        let len = proof.encode(0, &mut bytes);
-        socket.send(&bytes[..len]).expect("a route");
+        socket.send(&encoded(&proof, 0)).expect("a route");
         far.poll();
         Stranger { socket, from, cookie }
     }
@@ -141,7 +122,7 @@ impl Stranger {
     }
 }
 
-/// The first packet of a message of so many.
+/// The first packet of a message of `count`.
 fn real_time(from: SocketAddrV4, key: u64, message: u32, count: u16) -> Vec<u8> {
     let packet = RealTimePacket {
         message,
@@ -179,7 +160,7 @@ fn address(hosts: &Hosts<'_>, last: u8) -> Ipv4Addr {
     ip
 }
 
-/// Hundreds of flows of one address, then thousands of many: so many are known, and a round in which nothing comes looks at none of them.
+/// Hundreds of flows of one address, then thousands of many: 64 and 1024 are known, and a round in which nothing comes looks at none of them.
 #[test]
 fn flows_of_strangers_are_bounded_and_cost_nothing_while_they_are_silent() {
     attacked(|hosts| {
@@ -226,8 +207,7 @@ fn flows_of_strangers_are_bounded_and_cost_nothing_while_they_are_silent() {
 #[test]
 fn forged_packets_are_no_flow_and_unfinished_messages_give_way() {
     attacked(|hosts| {
-        let raw = || rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::UDP));
-        let raw = hosts.pair.a.run(raw).expect("a raw socket");
+        let forger = hosts.pair.a.run(|| Forger::new("va"));
         let [from, to] = hosts.ends.each_ref().map(Endpoint::local);
         let ip = address(hosts, 100);
         let strangers = [(); 4].map(|()| hosts.stranger(ip));
@@ -236,14 +216,10 @@ fn forged_packets_are_no_flow_and_unfinished_messages_give_way() {
         let forge = |round: u32| {
             for number in round * PER_ROUND..(round + 1) * PER_ROUND {
                 let key = keys[number as usize % 4].wrapping_add(u64::from(number / 8 % 64));
-                let lm = real_time(from, key, number, 1 + (number / 4 % 2) as u16);
-                let ports = [from.port(), to.port(), 8 + lm.len() as u16, 0];
-                let datagram = [&ports.map(u16::to_be_bytes).concat()[..], &lm].concat();
-                let _ = rustix::net::sendto(
-                    &raw,
-                    &datagram,
-                    SendFlags::empty(),
-                    &SocketAddrV4::new(*to.ip(), 0),
+                forger.send(
+                    from,
+                    to,
+                    &real_time(from, key, number, 1 + (number / 4 % 2) as u16),
                 );
             }
         };

@@ -1,21 +1,21 @@
 //! Packets that cannot be true.
 
-use std::num::NonZeroU64;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lm_examples::{Dice, noise};
-use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_protocol::wire::ipv4::checksum;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{
     Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, TYPE_RT_REPORT, Trailer,
 };
 use lm_realtime::RtSocket;
 use lm_sim::Semantics;
 
-use crate::{Bed, PORT, exact, options, with_blocks};
+use crate::{Bed, PORT, exact, link, options, with_blocks};
 
 fn report() -> RtReport {
     RtReport {
@@ -26,58 +26,10 @@ fn report() -> RtReport {
     }
 }
 
-/// Packets that cannot be true are counted, and change nothing.
-#[test]
-fn hostile_packets_and_reports_change_nothing() {
-    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
-    let mut bed = Bed::new(Semantics::Copy, 6, &exact(), Some(link));
-    bed.calm();
-    bed.sockets[0].send(b"one", options(0, 0)).expect("polled");
-    bed.rounds(2000);
-    assert_eq!(bed.sockets[0].statistics().reported_whole, 1);
-    let rate = bed.real_time[0].credits_per_second();
-    assert!(rate.is_some());
-    let mut dice = Dice(6);
-    let mut words = || [dice.roll() as u32, dice.roll() as u32, dice.roll() as u32];
-    // Of no flow, and of as many losses as there can be.
-    let report = report();
-    for number in 0..200u64 {
-        let (packet_type, key, words, payload) = match number % 4 {
-            0 => (
-                TYPE_RT_REPORT,
-                number,
-                report.write().0,
-                report.write().1.to_vec(),
-            ),
-            1 => (TYPE_RT_REPORT, number, words(), noise(number, number as usize)),
-            2 => (TYPE_REALTIME, number, words(), noise(number, number as usize)),
-            _ => (TYPE_REALTIME, number, [0, 1, 0], vec![0xff; 24]),
-        };
-        let to = usize::from(packet_type == TYPE_REALTIME);
-        inject_typed(&bed, to, (packet_type, key, words), &payload);
-        bed.round();
-    }
-    let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
-    assert_eq!(
-        (
-            sender.reported_whole,
-            sender.reported_lost,
-            sender.refused_reports
-        ),
-        (1, 0, 100)
-    );
-    assert_eq!(
-        (receiver.whole, receiver.lost, receiver.refused_packets),
-        (1, 0, 100)
-    );
-    assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
-}
-
-/// Whoever sends to a socket that is not there is told, each 5 ms; that is no loss.
+/// The sender to a socket that is not there is told, each 5 ms; that is no loss.
 #[test]
 fn a_sender_is_told_that_nobody_receives() {
-    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
-    let mut bed = Bed::new(Semantics::Copy, 9, &exact(), Some(link));
+    let mut bed = Bed::new(Semantics::Copy, 9, &exact(), link());
     bed.calm();
     let peer = bed.peer;
     bed.sockets[0]
@@ -113,8 +65,7 @@ fn a_sender_is_told_that_nobody_receives() {
             payload: &[1],
             ..RealTimePacket::default()
         };
-        let payload = [packet.payload, &packet.tail()].concat();
-        inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+        inject_of(&bed, flow, &packet);
         bed.rounds(1);
     }
     // In 20 ms.
@@ -130,8 +81,7 @@ fn a_sender_is_told_that_nobody_receives() {
             lost: 1,
             ..report()
         };
-        let (words, bytes) = report.write();
-        inject_typed(&bed, 0, (TYPE_RT_REPORT, key, words), &bytes);
+        inject_report(&bed, key, &report);
         bed.rounds(2);
         let told = bed.sockets[0].statistics().reported_refused - before;
         assert_eq!(told, is_taken, "{newest}");
@@ -189,8 +139,7 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
                 payload: &[1],
                 ..RealTimePacket::default()
             };
-            let payload = [packet.payload, &packet.tail()].concat();
-            inject_typed(&bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+            inject_of(&bed, flow, &packet);
             bed.round();
         }
         while bed.sockets[1].recv().is_some() {}
@@ -203,9 +152,9 @@ fn a_receiver_that_counts_from_nothing_is_believed_at_once() {
 fn floods_of_real_time_hold_up_no_small_message() {
     const PER_ROUND: u64 = 24;
     let p99 = |is_flooded: bool| {
-        let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
-        let mut bed = Bed::new(Semantics::Copy, 12, &with_blocks(), Some(link));
+        let mut bed = Bed::new(Semantics::Copy, 12, &with_blocks(), link());
         bed.calm();
+        let rate = bed.real_time[0].credits_per_second();
         let (mut rounds, mut flooded) = (Vec::new(), 0);
         let mut flood = |bed: &Bed| {
             for _ in 0..if is_flooded { PER_ROUND } else { 0 } {
@@ -221,10 +170,8 @@ fn floods_of_real_time_hold_up_no_small_message() {
                     payload: &[0x66; 100],
                     ..RealTimePacket::default()
                 };
-                let payload = [packet.payload, &packet.tail()].concat();
-                inject_typed(bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
-                let (words, bytes) = report().write();
-                inject_typed(bed, 0, (TYPE_RT_REPORT, flooded, words), &bytes);
+                inject_of(bed, flow, &packet);
+                inject_report(bed, flooded, &report());
                 flooded += 1;
             }
         };
@@ -254,6 +201,7 @@ fn floods_of_real_time_hold_up_no_small_message() {
         }
         let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);
         assert!(sender.refused_reports >= flooded / 2, "{sender:?} of {flooded}");
+        assert!(bed.real_time[0].credits_per_second() >= rate, "no signal");
         // Each gives way to those that follow it.
         assert!(receiver.lost + 36 >= flooded / 255, "{receiver:?} of {flooded}");
         rounds.sort();
@@ -276,26 +224,29 @@ fn inject_typed(bed: &Bed, to: usize, (packet_type, key, words): (u8, u64, [u32;
         words,
     };
     let trailer = Trailer::new(&header, payload, lm_examples::HOSTS[1 - to]);
-    let head = header.encode(payload.len() as u16);
-    let bytes = [&head[..], payload, trailer.as_bytes()].concat();
-    let [a, b] = [1 - to, to].map(|host| lm_examples::HOSTS[host]);
-    let mut packet = Vec::new();
-    for host in [b, a] {
-        packet.extend([2, 0]);
-        packet.extend(host.ip().octets());
-    }
-    let udp_len = 8 + bytes.len() as u16;
-    packet.extend([8, 0, 0x45, 0]);
-    packet.extend((20 + udp_len).to_be_bytes());
-    packet.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
-    packet.extend(a.ip().octets());
-    packet.extend(b.ip().octets());
-    let sum = checksum(&packet[14..34]);
-    packet[24..26].copy_from_slice(&sum.to_be_bytes());
-    for port in [a.port(), b.port(), udp_len, 0] {
-        packet.extend(port.to_be_bytes());
-    }
-    packet.extend(bytes);
+    let [from, to_addr] = [1 - to, to].map(|host| lm_examples::HOSTS[host]);
+    let mac = |ip: &Ipv4Addr| {
+        MacAddr(
+            [&[2, 0], &ip.octets()[..]]
+                .concat()
+                .try_into()
+                .expect("six bytes"),
+        )
+    };
+    let addressing = Addressing {
+        src_mac: mac(from.ip()),
+        dst_mac: mac(to_addr.ip()),
+        vlan: None,
+        src_ip: *from.ip(),
+        dst_ip: *to_addr.ip(),
+        src_port: from.port(),
+        dst_port: to_addr.port(),
+    };
+    let mut packet = vec![0; addressing.header_len()];
+    addressing
+        .write_headers(&mut packet, &header, payload.len())
+        .expect("room");
+    packet.extend([payload, trailer.as_bytes()].concat());
     bed.world.wire.inject(to, 0, &packet);
 }
 
@@ -324,8 +275,18 @@ pub(crate) fn inject_fragment(
 }
 
 fn inject_packet(bed: &Bed, packet: &RealTimePacket<'_>) {
+    inject_of(bed, 7, packet);
+}
+
+/// A packet of this flow for the second host.
+fn inject_of(bed: &Bed, flow: u64, packet: &RealTimePacket<'_>) {
     let payload = [packet.payload, &packet.tail()].concat();
-    inject_typed(bed, 1, (TYPE_REALTIME, 7, packet.words()), &payload);
+    inject_typed(bed, 1, (TYPE_REALTIME, flow, packet.words()), &payload);
+}
+
+fn inject_report(bed: &Bed, key: u64, report: &RtReport) {
+    let (words, bytes) = report.write();
+    inject_typed(bed, 0, (TYPE_RT_REPORT, key, words), &bytes);
 }
 
 /// Counts, lengths and numbers at their limits, and fragments that contradict others of their message: each is counted once, and the flow's
@@ -375,8 +336,21 @@ fn hostile_fragments_change_nothing() {
         inject_packet(&bed, packet);
         bed.round();
     }
+    // Noise is no packet, and no report.
+    let (mut dice, noises) = (Dice(6), 100);
+    for number in 0..noises {
+        let words = [(); 3].map(|()| dice.roll() as u32);
+        for (to, packet_type) in [(0, TYPE_RT_REPORT), (1, TYPE_REALTIME)] {
+            let bytes = noise(number, 2 * number as usize);
+            inject_typed(&bed, to, (packet_type, number, words), &bytes);
+        }
+        bed.round();
+    }
+    // And what the packet for another socket was answered, of a flow that there is not.
+    assert_eq!(bed.sockets[0].statistics().refused_reports, noises + 1);
     let statistics = bed.sockets[1].statistics();
-    assert_eq!(statistics.refused_packets, refused.len() as u64, "{statistics:?}");
+    let lies = refused.len() as u64 + noises;
+    assert_eq!(statistics.refused_packets, lies, "{statistics:?}");
     // It fits no block.
     let longest = RealTimePacket {
         count: 48,
@@ -406,7 +380,7 @@ fn hostile_fragments_change_nothing() {
     }
     bed.rounds(2);
     let statistics = bed.sockets[1].statistics();
-    assert_eq!(statistics.refused_packets, (refused.len() + others.len()) as u64);
+    assert_eq!(statistics.refused_packets, lies + others.len() as u64);
     assert_eq!(bed.sockets[1].recv().expect("it is whole")[..], [0x66; 300]);
     // Whatever else is said, blocks come back, and the sender's own messages come.
     let mut dice = Dice(11);

@@ -7,6 +7,7 @@ mod one_packet;
 mod rates;
 mod statistics;
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -67,8 +68,17 @@ impl Bed {
     }
 
     fn calm(&self) {
+        self.delay(Duration::ZERO);
+    }
+
+    /// Packets take this time, and none is lost.
+    fn delay(&self, delay: Duration) {
         for from in 0..2 {
-            self.world.wire.impair(from, Impairments::default());
+            let delayed = Impairments {
+                delay_ns: delay.as_nanos() as u64,
+                ..Impairments::default()
+            };
+            self.world.wire.impair(from, delayed);
         }
     }
 
@@ -87,6 +97,12 @@ impl Bed {
     fn pause(&mut self, time: Duration) {
         self.clock.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
+}
+
+/// Of 100 Mbit/s.
+fn link() -> Option<Parameters> {
+    let rate = NonZeroU64::new(100_000_000).expect("not 0");
+    Some(Parameters::of_link(rate, 1514))
 }
 
 fn exact() -> SocketConfig {

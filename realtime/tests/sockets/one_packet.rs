@@ -11,9 +11,9 @@ use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_REALTIME};
 use lm_realtime::{Deadline, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
-use lm_sim::{Delivery, Impairments, Semantics};
+use lm_sim::{Delivery, Semantics};
 
-use crate::{Bed, PORT, exact, options};
+use crate::{Bed, PORT, exact, link, options};
 
 /// Every message that comes is compared; each that does not is counted, by its receiver and, from its reports, by its sender.
 #[test]
@@ -183,13 +183,7 @@ fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
             ..exact()
         };
         let mut bed = Bed::new(Semantics::Copy, 2, &config, None);
-        for from in 0..2 {
-            let slow = Impairments {
-                delay_ns: 1_000_000,
-                ..Impairments::default()
-            };
-            bed.world.wire.impair(from, slow);
-        }
+        bed.delay(Duration::from_millis(1));
         bed.sockets[0].send(b"late", options(0, 900)).expect("polled");
         bed.sockets[0].send(b"in time", options(0, 2000)).expect("polled");
         bed.rounds(100);
@@ -210,14 +204,10 @@ fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
 #[test]
 fn of_another_host_the_delay_above_the_least_counts() {
     let mut bed = Bed::new(Semantics::Copy, 3, &SocketConfig::default(), None);
-    let slow = |delay_ns| Impairments {
-        delay_ns,
-        ..Impairments::default()
-    };
-    bed.world.wire.impair(0, slow(1_000_000));
+    bed.delay(Duration::from_millis(1));
     bed.sockets[0].send(b"first", options(0, 500)).expect("polled");
     bed.rounds(100);
-    bed.world.wire.impair(0, slow(2_000_000));
+    bed.delay(Duration::from_millis(2));
     bed.sockets[0].send(b"second", options(0, 500)).expect("polled");
     bed.rounds(200);
     assert_eq!(
@@ -299,11 +289,7 @@ fn bad_input_is_one_clear_error() {
 #[test]
 fn what_is_known_of_a_message_comes_with_it() {
     let mut bed = Bed::new(Semantics::Copy, 15, &exact(), None);
-    let slow = Impairments {
-        delay_ns: 300_000,
-        ..Impairments::default()
-    };
-    (0..2).for_each(|from| bed.world.wire.impair(from, slow));
+    bed.delay(Duration::from_micros(300));
     let never = SendOptions {
         priority: u8::MAX,
         deadline: Some(Deadline::In(Duration::MAX)),
@@ -359,8 +345,7 @@ fn what_was_kept_for_a_socket_comes_back() {
 /// Everything that is not real-time waits for credits; real-time packets do not.
 #[test]
 fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
-    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
-    let mut bed = Bed::new(Semantics::Copy, 7, &exact(), Some(link));
+    let mut bed = Bed::new(Semantics::Copy, 7, &exact(), link());
     bed.calm();
     let bulk = noise(7, 50_000);
     let mut longest = Duration::ZERO;
@@ -394,9 +379,8 @@ fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
 /// What is real-time takes the credits of all else: at half of the rate it leaves the other half.
 #[test]
 fn real_time_uses_up_credits() {
-    let link = Parameters::of_link(NonZeroU64::new(100_000_000).expect("not 0"), 1514);
     let packets = |of_real_time: u64| {
-        let mut bed = Bed::new(Semantics::Copy, 16, &exact(), Some(link));
+        let mut bed = Bed::new(Semantics::Copy, 16, &exact(), link());
         bed.calm();
         let mut got = 0;
         // A tenth of a second, in which the rate rises by a twentieth.

@@ -1,19 +1,14 @@
 //! Rates: what sockets declare, and what reports do to the smoother's.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
+use std::time::Duration;
 
 use lm_examples::ROUND_NS;
-use lm_protocol::smoother::Parameters;
 use lm_protocol::wire::lm::{TYPE_DATA, TYPE_REALTIME};
 use lm_realtime::{OpenError, SocketConfig};
-use lm_sim::{Delivery, Impairments, Semantics};
+use lm_sim::{Delivery, Semantics};
 
-use crate::{Bed, exact, options};
-
-fn link() -> Option<Parameters> {
-    let rate = NonZeroU64::new(100_000_000).expect("not 0");
-    Some(Parameters::of_link(rate, 1514))
-}
+use crate::{Bed, exact, link, options};
 
 fn declaring(packets_per_second: u32) -> SocketConfig {
     SocketConfig {
@@ -123,18 +118,11 @@ fn a_lost_message_lowers_the_rate_by_a_tenth_within_20_ms() {
 #[test]
 fn messages_that_wait_lower_the_rate_by_a_tenth_within_20_ms() {
     let mut bed = Bed::new(Semantics::Copy, 4, &exact(), link());
-    let slow = |bed: &Bed, delay_ns| {
-        let delayed = Impairments {
-            delay_ns,
-            ..Impairments::default()
-        };
-        (0..2).for_each(|from| bed.world.wire.impair(from, delayed));
-    };
-    slow(&bed, 0);
+    bed.calm();
     assert_eq!(rate_after(&mut bed, SOON), 4000);
-    slow(&bed, 400_000);
+    bed.delay(Duration::from_micros(400));
     assert_eq!(rate_after(&mut bed, 5 * SOON), 4000);
-    slow(&bed, 600_000);
+    bed.delay(Duration::from_micros(600));
     // A signal at most each 10 ms.
     let rate = rate_after(&mut bed, SOON);
     assert!(rate == 3600 || rate == 3240, "{rate}");

@@ -12,14 +12,6 @@ use crate::{Bed, exact, options};
 const ROUND: Duration = Duration::from_nanos(ROUND_NS);
 const MILLISECOND: u32 = 50;
 
-fn slow(bed: &Bed, delay: Duration) {
-    let delayed = Impairments {
-        delay_ns: delay.as_nanos() as u64,
-        ..Impairments::default()
-    };
-    bed.world.wire.impair(0, delayed);
-}
-
 fn counts(histogram: &Histogram) -> u64 {
     histogram.percentiles().count
 }
@@ -48,7 +40,7 @@ fn what_messages_took_is_told_by_histograms() {
             bed.sockets[1].recv();
         }
     };
-    slow(&bed, Duration::from_micros(500));
+    bed.delay(Duration::from_micros(500));
     send(&mut bed, 200);
     let times = bed.sockets[1].histograms();
     let half = Duration::from_micros(500);
@@ -58,7 +50,7 @@ fn what_messages_took_is_told_by_histograms() {
     lies_between(&times.delay, Duration::ZERO, ROUND);
     assert_eq!((counts(&times.lost), counts(&times.late)), (0, 0));
     // The next ones take 1.5 ms more, and are half a millisecond late.
-    slow(&bed, Duration::from_millis(2));
+    bed.delay(Duration::from_millis(2));
     send(&mut bed, 20);
     bed.rounds(3 * MILLISECOND);
     let (times, late) = (bed.sockets[1].histograms(), Duration::from_micros(500));
