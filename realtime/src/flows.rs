@@ -14,7 +14,7 @@ use crate::incoming::Incoming;
 const FLOWS_MAX: usize = 1024;
 /// Flows of one address, whatever ports it sends from. One more takes the place of that which was silent for longest.
 const FLOWS_OF_ADDRESS_MAX: usize = 64;
-/// A flow of which nothing came for so long is forgotten.
+/// A flow of which nothing came for this time is forgotten.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// A flow: where it is from, and its key.
@@ -160,20 +160,11 @@ mod tests {
             let address = if number < 2000 { 2 } else { 2 + number as u32 % 300 };
             let new = flow(address, number);
             flows.hear(new, &packet, now);
-            let most = if number < 2000 {
-                1 + FLOWS_OF_ADDRESS_MAX
-            } else {
-                FLOWS_MAX
-            };
+            let most = [FLOWS_MAX, 1 + FLOWS_OF_ADDRESS_MAX][usize::from(address == 2 && number < 2000)];
             assert!(flows.len() <= most && flows.with(new, |_| ()).is_some());
             assert!(flows.with(honest, |_| ()).is_some(), "{number}");
-            assert_eq!(
-                (
-                    flows.next.len(),
-                    flows.shares.iter().map(|(count, _)| count).sum()
-                ),
-                (flows.len(), flows.len())
-            );
+            let shares: usize = flows.shares.iter().map(|(count, _)| count).sum();
+            assert_eq!((flows.next.len(), shares), (flows.len(), flows.len()));
         }
         assert_eq!(flows.len(), FLOWS_MAX);
         // One is heard of meanwhile: the others go alone.

@@ -35,13 +35,17 @@ fn link() -> Option<Parameters> {
     Some(Parameters::of_link(rate, FRAME_LEN as u16))
 }
 
+/// A socket of this number, which is free.
+fn plain(real_time: &RealTime, endpoint: &mut Endpoint, number: u16) -> RtSocket {
+    let socket = real_time.socket(endpoint, number, &SocketConfig::default());
+    socket.expect("free")
+}
+
 /// Real time on `va`, and what came of its socket.
 fn socket(endpoint: &mut Endpoint) -> (RealTime, RtSocket) {
     let real_time = RealTime::new(endpoint, link(), monotonic).expect("no other handler");
     real_time.hold_kernel("va", Foreign::Keep);
-    let socket = real_time
-        .socket(endpoint, 1, &SocketConfig::default())
-        .expect("free");
+    let socket = plain(&real_time, endpoint, 1);
     (real_time, socket)
 }
 
@@ -113,16 +117,12 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
     flood.set_nonblocking(true).expect("a socket");
     let mut far = pair.b.run(|| veth::open("vb", IDLE));
     let of_far = RealTime::new(&mut far, None, monotonic).expect("no other handler");
-    let mut received = of_far
-        .socket(&mut far, 1, &SocketConfig::default())
-        .expect("free");
+    let mut received = plain(&of_far, &mut far, 1);
     pair.a.run(|| {
         let before = qdiscs();
         let mut near = veth::open("va", IDLE);
         let (real_time, mut socket) = socket(&mut near);
-        let second = real_time
-            .socket(&mut near, 2, &SocketConfig::default())
-            .expect("free");
+        let second = plain(&real_time, &mut near, 2);
         veth::connect(&mut socket, &mut near, &mut far);
         // λ rises by 20 packets a second in 10 ms; looked at in windows, the first of which begins when both run.
         let begun = Instant::now();
@@ -165,9 +165,7 @@ fn the_kernel_gets_what_the_smoother_leaves_until_the_last_socket_is_closed() {
         assert_eq!(qdiscs(), before);
         assert_eq!(real_time.kernel_traffic(), None);
         // Sockets come again, and so does the class; with its endpoint goes nothing else.
-        let again = real_time
-            .socket(&mut near, 2, &SocketConfig::default())
-            .expect("free");
+        let again = plain(&real_time, &mut near, 2);
         assert!(real_time.kernel_traffic().is_some());
         drop(near);
         drop(again);
@@ -189,15 +187,9 @@ fn what_stands_against_it_is_said_once_and_sockets_work_without() {
         let text = logged(|| {
             let (real_time, socket) = socket(&mut endpoint);
             assert_eq!(real_time.kernel_traffic(), None);
-            let second = real_time
-                .socket(&mut endpoint, 2, &SocketConfig::default())
-                .expect("free");
+            let second = plain(&real_time, &mut endpoint, 2);
             drop((socket, second));
-            drop(
-                real_time
-                    .socket(&mut endpoint, 1, &SocketConfig::default())
-                    .expect("free again"),
-            );
+            drop(plain(&real_time, &mut endpoint, 1));
         });
         assert_eq!(text.matches("WARN").count(), 1, "{text}");
         assert!(
@@ -302,8 +294,8 @@ fn without_a_general_queue_real_time_is_exchanged_by_the_kernels_socket() {
     let open = |interface: &str| {
         let mut endpoint = veth::open_with(interface, IDLE, MemoryConfig::default());
         let real_time = RealTime::new(&mut endpoint, None, monotonic).expect("no other handler");
-        let socket = real_time.socket(&mut endpoint, 1, &SocketConfig::default());
-        (endpoint, socket.expect("free"))
+        let socket = plain(&real_time, &mut endpoint, 1);
+        (endpoint, socket)
     };
     let (mut near, mut near_socket) = pair.a.run(|| open("va"));
     let (mut far, mut far_socket) = pair.b.run(|| open("vb"));

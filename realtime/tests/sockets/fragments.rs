@@ -33,9 +33,7 @@ fn messages_of_many_fragments_come_whole_or_are_counted_as_lost() {
             if number + 3 >= lens.len() {
                 bed.calm();
             }
-            bed.sockets[0]
-                .send(&message(number), options(0, 0))
-                .expect("polled");
+            bed.send(&message(number), options(0, 0));
             for _ in 0..20 + dice.roll() % 20 {
                 bed.round();
                 while let Some(came) = bed.sockets[1].recv() {

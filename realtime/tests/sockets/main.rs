@@ -93,6 +93,11 @@ impl Bed {
         }
     }
 
+    /// Hands the first host's socket a message, for which there is room.
+    fn send(&mut self, message: &[u8], options: SendOptions) {
+        self.sockets[0].send(message, options).expect("polled");
+    }
+
     /// Lets time pass in which nobody polls.
     fn pause(&mut self, time: Duration) {
         self.clock.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);

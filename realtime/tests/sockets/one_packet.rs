@@ -27,7 +27,7 @@ fn messages_come_whole_or_are_counted_as_lost_beside_a_stream() {
             let (mut sent, mut got, mut numbers) = (0, 0, Vec::new());
             for round in 0..4000 {
                 if round % 20 == 0 && sent < 100 {
-                    bed.sockets[0].send(&sample(sent), options(7, 0)).expect("polled");
+                    bed.send(&sample(sent), options(7, 0));
                     sent += 1;
                 }
                 match bed.world.ends[0].try_send_copy(bed.peer, &bulk, 0) {
@@ -81,9 +81,7 @@ fn the_first_priority_leaves_first_and_what_is_late_does_not_leave() {
     let mut bed = Bed::new(Semantics::Copy, 1, &exact(), None);
     bed.calm();
     for (priority, deadline_us) in [(0, 0), (3, 500), (3, 100_000), (7, 0), (3, 50_000)] {
-        bed.sockets[0]
-            .send(&[priority], options(priority, deadline_us))
-            .expect("polled");
+        bed.send(&[priority], options(priority, deadline_us));
     }
     bed.pause(Duration::from_millis(1));
     bed.world.round();
@@ -118,9 +116,7 @@ fn the_first_priority_leaves_first_whatever_socket_it_is_of() {
         true
     });
     for (byte, priority, deadline_us) in [(6, 0, 0), (1, 7, 5000), (4, 0, 0)] {
-        bed.sockets[0]
-            .send(&[byte], options(priority, deadline_us))
-            .expect("polled");
+        bed.send(&[byte], options(priority, deadline_us));
     }
     for (byte, priority, deadline_us) in [(7, 0, 0), (2, 7, 0), (3, 3, 0), (0, 7, 1000), (5, 0, 0)] {
         other
@@ -184,8 +180,8 @@ fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
         };
         let mut bed = Bed::new(Semantics::Copy, 2, &config, None);
         bed.delay(Duration::from_millis(1));
-        bed.sockets[0].send(b"late", options(0, 900)).expect("polled");
-        bed.sockets[0].send(b"in time", options(0, 2000)).expect("polled");
+        bed.send(b"late", options(0, 900));
+        bed.send(b"in time", options(0, 2000));
         bed.rounds(100);
         let came: Vec<(Vec<u8>, bool)> = std::iter::from_fn(|| bed.sockets[1].recv())
             .map(|message| (message.to_vec(), message.info().late))
@@ -205,10 +201,10 @@ fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
 fn of_another_host_the_delay_above_the_least_counts() {
     let mut bed = Bed::new(Semantics::Copy, 3, &SocketConfig::default(), None);
     bed.delay(Duration::from_millis(1));
-    bed.sockets[0].send(b"first", options(0, 500)).expect("polled");
+    bed.send(b"first", options(0, 500));
     bed.rounds(100);
     bed.delay(Duration::from_millis(2));
-    bed.sockets[0].send(b"second", options(0, 500)).expect("polled");
+    bed.send(b"second", options(0, 500));
     bed.rounds(200);
     assert_eq!(
         bed.sockets[1].recv().expect("it has the least delay")[..],
@@ -224,7 +220,7 @@ fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
     let mut bed = Bed::new(Semantics::Copy, 4, &config, None);
     bed.calm();
     for number in 0..8 {
-        bed.sockets[0].send(&[number], options(0, 0)).expect("a buffer");
+        bed.send(&[number], options(0, 0));
     }
     assert_eq!(
         bed.sockets[0].send(&[8], options(0, 0)),
@@ -233,9 +229,7 @@ fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
     bed.rounds(3);
     let statistics = bed.sockets[0].statistics();
     assert_eq!((statistics.sent, statistics.superseded), (4, 4));
-    bed.sockets[0]
-        .send(&[8], options(0, 0))
-        .expect("buffers came back");
+    bed.send(&[8], options(0, 0));
     bed.rounds(3);
     let came: Vec<u8> = std::iter::from_fn(|| bed.sockets[1].recv())
         .map(|message| message[0])
@@ -273,9 +267,7 @@ fn bad_input_is_one_clear_error() {
         Err(SendError::TooLong(most))
     );
     bed.calm();
-    bed.sockets[0]
-        .send(&vec![7; most], options(0, 0))
-        .expect("it fits");
+    bed.send(&vec![7; most], options(0, 0));
     bed.rounds(3);
     assert_eq!(bed.sockets[1].recv().map(|message| message.len()), Some(most));
     let again = RealTime::new(&mut bed.world.ends[0], None, || Time::ZERO);
@@ -332,9 +324,7 @@ fn what_was_kept_for_a_socket_comes_back() {
         other
             .connect(&mut bed.world.ends[0], bed.peer, PORT)
             .expect("frames");
-        bed.sockets[0]
-            .send(&number.to_be_bytes(), options(0, 0))
-            .expect("polled");
+        bed.send(&number.to_be_bytes(), options(0, 0));
         bed.rounds(3);
         other.close(&mut bed.world.ends[0]);
         bed.rounds(3);
@@ -354,7 +344,7 @@ fn a_stream_takes_the_smoothers_rate_and_real_time_does_not_wait() {
     for round in 0..rounds {
         let _ = bed.world.ends[0].try_send_copy(bed.peer, &bulk, 0);
         if round % 125 == 0 {
-            bed.sockets[0].send(&[1; 1000], options(7, 0)).expect("polled");
+            bed.send(&[1; 1000], options(7, 0));
         }
         bed.round();
         while let Some(message) = bed.sockets[1].recv() {
@@ -387,7 +377,7 @@ fn real_time_uses_up_credits() {
         for round in 0..100_000_000 / ROUND_NS {
             let _ = bed.world.ends[0].try_send_copy(bed.peer, &noise(7, 50_000), 0);
             if of_real_time > 0 && round % (1_000_000_000 / ROUND_NS / of_real_time) == 0 {
-                bed.sockets[0].send(&[1; 1000], options(7, 0)).expect("polled");
+                bed.send(&[1; 1000], options(7, 0));
             }
             bed.round();
             while bed.sockets[1].recv().is_some() {}
@@ -510,7 +500,7 @@ fn frames_to_receive_in_are_a_sockets_own() {
     // And all of one socket's messages; those of the other come all the same.
     let mut held = Vec::new();
     for number in 0..40u8 {
-        bed.sockets[0].send(&[number], options(0, 0)).expect("polled");
+        bed.send(&[number], options(0, 0));
         to_second.send(&[number], options(0, 0)).expect("polled");
         bed.rounds(5);
         held.extend(bed.sockets[1].recv());
@@ -532,7 +522,7 @@ fn frames_to_receive_in_are_a_sockets_own() {
     assert!(error.to_string().contains("keep fewer messages"), "{error}");
     drop((held, kept));
     bed.rounds(5);
-    bed.sockets[0].send(b"again", options(0, 0)).expect("polled");
+    bed.send(b"again", options(0, 0));
     bed.rounds(5);
     assert_eq!(bed.sockets[1].recv().expect("a frame is free")[..], *b"again");
 }
@@ -545,7 +535,7 @@ fn a_receiver_that_never_asked_for_a_proof_does_so_for_real_time() {
     let mut bed = Bed::on(World::new(Semantics::Copy, 21, &config), &exact(), None);
     bed.calm();
     for _ in 0..4 {
-        bed.sockets[0].send(b"word", options(0, 0)).expect("polled");
+        bed.send(b"word", options(0, 0));
         bed.rounds(2 * (50_000_000 / ROUND_NS) as u32);
     }
     let [sender, receiver] = bed.sockets.each_ref().map(RtSocket::statistics);

@@ -35,7 +35,7 @@ fn what_messages_took_is_told_by_histograms() {
     bed.calm();
     let send = |bed: &mut Bed, count: u32| {
         for _ in 0..count {
-            bed.sockets[0].send(b"sample", options(7, 1500)).expect("polled");
+            bed.send(b"sample", options(7, 1500));
             bed.rounds(MILLISECOND);
             bed.sockets[1].recv();
         }
@@ -83,11 +83,11 @@ fn what_messages_took_is_told_by_histograms() {
     );
     // Nobody polls for a millisecond: of six messages two give way, by then a millisecond old.
     for _ in 0..4 {
-        bed.sockets[0].send(b"old", options(7, 0)).expect("a buffer");
+        bed.send(b"old", options(7, 0));
     }
     bed.pause(Duration::from_millis(1));
     for _ in 0..2 {
-        bed.sockets[0].send(b"new", options(7, 0)).expect("a buffer");
+        bed.send(b"new", options(7, 0));
     }
     bed.world.round();
     let superseded = &bed.sockets[0].histograms().superseded;
@@ -101,7 +101,7 @@ fn of_another_host_no_latency_is_told() {
     let mut bed = Bed::new(Semantics::Copy, 2, &SocketConfig::default(), None);
     bed.calm();
     for _ in 0..10 {
-        bed.sockets[0].send(b"sample", options(0, 0)).expect("polled");
+        bed.send(b"sample", options(0, 0));
         bed.rounds(5);
     }
     let times = bed.sockets[1].histograms();
@@ -122,7 +122,7 @@ fn a_period_without_a_message_is_an_event() {
     bed.rounds(5 * MILLISECOND);
     assert_eq!(bed.sockets[1].missed(), 0);
     for _ in 0..20 {
-        bed.sockets[0].send(b"in time", options(0, 0)).expect("polled");
+        bed.send(b"in time", options(0, 0));
         bed.rounds(MILLISECOND - 2);
     }
     assert_eq!(bed.sockets[1].missed(), 0);
@@ -133,7 +133,7 @@ fn a_period_without_a_message_is_an_event() {
     assert_eq!(bed.sockets[1].missed(), 0);
     bed.rounds(MILLISECOND);
     assert_eq!(bed.sockets[1].missed(), 1);
-    bed.sockets[0].send(b"again", options(0, 0)).expect("polled");
+    bed.send(b"again", options(0, 0));
     bed.rounds(5);
     assert_eq!(
         (bed.sockets[1].missed(), bed.sockets[1].statistics().missed),
