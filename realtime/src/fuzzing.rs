@@ -83,7 +83,9 @@ pub fn assembling(bytes: &[u8]) {
             ..RealTimePacket::default()
         };
         let mut put = assembling.put(flow, &packet, now);
-        if let (Put::NoBlock, Some((gone, _))) = (&put, assembling.make_way(len)) {
+        if matches!(put, Put::NoBlock)
+            && let Some((gone, _)) = assembling.make_way(len)
+        {
             let of = |address: u32| assembling.unfinished(Ipv4Addr::from_bits(address), len);
             assert!((0..3).all(|other| of(other) <= 1 + assembling.unfinished(gone.address, len)));
             put = assembling.put(flow, &packet, now);

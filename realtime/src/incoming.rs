@@ -11,24 +11,19 @@ pub(crate) const REPORT_PERIOD: Duration = Duration::from_millis(5);
 /// The least delay is that of the last ten seconds: clocks that drift apart by 100 ppm differ by a millisecond then.
 const LEAST_SECONDS: usize = 10;
 
-/// What is to be done with a message that came.
+/// A message that came and is the application's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
-    /// It is the application's.
-    Whole {
-        /// How far behind its deadline it came.
-        late: Option<Duration>,
-        /// Messages that did not come since the one before.
-        lost: u32,
-        /// How long it waited on its way, above the least of the flow.
-        delay: Duration,
-        /// How long it was on its way, where its sender's clock is ours.
-        latency: Option<Duration>,
-        /// How much longer or less long its way took than that of the message before.
-        jitter: Option<Duration>,
-    },
-    /// A newer one has come, or it came already.
-    Overtaken,
+pub(crate) struct Arrival {
+    /// How far behind its deadline it came.
+    pub(crate) late: Option<Duration>,
+    /// Messages that did not come since the one before.
+    pub(crate) lost: u32,
+    /// How long it waited on its way, above the least of the flow.
+    pub(crate) delay: Duration,
+    /// How long it was on its way, where its sender's clock is ours.
+    pub(crate) latency: Option<Duration>,
+    /// How much longer or less long its way took than that of the message before.
+    pub(crate) jitter: Option<Duration>,
 }
 
 /// The least of what came in the last ten seconds, by second.
@@ -85,17 +80,17 @@ impl Incoming {
         }
     }
 
-    /// A message is whole at `host_now` by the clock that senders go by, and its last packet had waited here for so long. `is_one_clock`: its
-    /// sender's is the same.
+    /// A message is whole at `host_now` by the clock that senders go by, and its last packet had `waited` here. `is_one_clock`: its sender's is
+    /// the same. `None`: a newer one has come, or it came already.
     pub(crate) fn came(
         &mut self,
         packet: &RealTimePacket<'_>,
         is_one_clock: bool,
         (host_now, waited): (Time, Duration),
         now: Time,
-    ) -> Arrival {
+    ) -> Option<Arrival> {
         if self.has_overtaken(packet.message) {
-            return Arrival::Overtaken;
+            return None;
         }
         let took = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
         // Waking up is no delay of the network's.
@@ -116,13 +111,13 @@ impl Incoming {
         self.delay = Some(self.delay.map_or(delay, |before| before.min(delay)));
         (self.sent_at, self.came_at) = (packet.sent_at, now);
         self.report_by(self.reported_at + REPORT_PERIOD, now);
-        Arrival::Whole {
+        Some(Arrival {
             late,
             lost,
             delay,
             latency,
             jitter,
-        }
+        })
     }
 
     /// Whether a newer message has come, or is not waited for any more.
@@ -214,12 +209,14 @@ mod tests {
     fn gaps_are_gaps_and_reports_come_at_once_behind_them() {
         let mut incoming = Incoming::new(&packet(u32::MAX, 0), at(100));
         let micros = Duration::from_micros;
-        let whole = |late: Option<u64>, lost, delay_us, latency_us, jitter: Option<u64>| Arrival::Whole {
-            late: late.map(micros),
-            lost,
-            delay: micros(delay_us),
-            latency: Some(micros(latency_us)),
-            jitter: jitter.map(micros),
+        let whole = |late: Option<u64>, lost, delay_us, latency_us, jitter: Option<u64>| {
+            Some(Arrival {
+                late: late.map(micros),
+                lost,
+                delay: micros(delay_us),
+                latency: Some(micros(latency_us)),
+                jitter: jitter.map(micros),
+            })
         };
         assert_eq!(
             incoming.came(&packet(u32::MAX, 0), true, (at(100), Duration::ZERO), at(100)),
@@ -228,7 +225,7 @@ mod tests {
         assert_eq!(incoming.due(), Some(at(5100)));
         assert_eq!(
             incoming.came(&packet(u32::MAX, 0), true, (at(101), Duration::ZERO), at(101)),
-            Arrival::Overtaken
+            None
         );
         // 0 and 1 are missing.
         assert_eq!(
@@ -238,7 +235,7 @@ mod tests {
         assert_eq!(incoming.due(), Some(at(1150)));
         assert_eq!(
             incoming.came(&packet(1, 900), true, (at(1151), Duration::ZERO), at(1151)),
-            Arrival::Overtaken
+            None
         );
         let report = incoming.report(at(1160)).expect("it is due");
         assert_eq!(
@@ -273,7 +270,7 @@ mod tests {
                 (at(came_us), Duration::ZERO),
                 at(came_us),
             );
-            assert!(matches!(arrival, Arrival::Whole { .. }), "{arrival:?}");
+            assert!(arrival.is_some(), "{arrival:?}");
         }
         let report = incoming.report(at(700)).expect("at once");
         assert_eq!(
@@ -287,7 +284,7 @@ mod tests {
                 ..packet(message, 0)
             };
             let arrival = incoming.came(&packet, false, (at(800), Duration::from_secs(9)), at(800));
-            assert!(matches!(arrival, Arrival::Whole { .. }), "{arrival:?}");
+            assert!(arrival.is_some(), "{arrival:?}");
         }
     }
 
@@ -301,14 +298,14 @@ mod tests {
         incoming.give_up(6, at(11));
         assert_eq!(
             incoming.came(&packet(6, 0), true, (at(12), Duration::ZERO), at(12)),
-            Arrival::Overtaken
+            None
         );
         assert_eq!(incoming.newly_lost(), 0);
         let report = incoming.report(at(12)).expect("at once");
         assert_eq!((report.newest, report.whole, report.lost), (6, 0, 2));
         // The application hears of all of them with the next message that comes.
         let arrival = incoming.came(&packet(9, 100), true, (at(110), Duration::ZERO), at(110));
-        assert!(matches!(arrival, Arrival::Whole { lost: 4, .. }), "{arrival:?}");
+        assert!(matches!(arrival, Some(Arrival { lost: 4, .. })), "{arrival:?}");
         assert_eq!(incoming.newly_lost(), 2);
     }
 
@@ -325,7 +322,7 @@ mod tests {
                 (at(sent + delay_us), Duration::ZERO),
                 at(sent + delay_us),
             );
-            let Arrival::Whole { late: found, .. } = arrival else {
+            let Some(Arrival { late: found, .. }) = arrival else {
                 panic!("{arrival:?}");
             };
             assert_eq!(found.is_some(), late, "message {message}");
@@ -334,7 +331,7 @@ mod tests {
         let (sent, waited) = (9000, Duration::from_micros(501));
         let packet_4 = packet(4, sent + ahead);
         let arrival = incoming.came(&packet_4, false, (at(sent + 701), waited), at(sent + 701));
-        let Arrival::Whole { late, delay, .. } = arrival else {
+        let Some(Arrival { late, delay, .. }) = arrival else {
             panic!("{arrival:?}");
         };
         assert_eq!((late.is_some(), delay), (true, Duration::ZERO));
@@ -348,13 +345,13 @@ mod tests {
         );
         assert_eq!(
             arrival,
-            Arrival::Whole {
+            Some(Arrival {
                 late: None,
                 lost: 0,
                 delay: Duration::ZERO,
                 latency: None,
                 jitter: Some(Duration::from_micros(700)),
-            }
+            })
         );
     }
 }

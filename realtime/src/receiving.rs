@@ -161,30 +161,22 @@ impl Expected {
 
 impl SocketState {
     fn came(&self, arrival: &Arrival) {
-        let Arrival::Whole {
-            late,
-            lost,
-            delay,
-            latency,
-            jitter,
-        } = *arrival
-        else {
-            return;
-        };
         let (counts, times) = (&self.counts, &self.counts.times);
         counts.whole.fetch_add(1, Ordering::Relaxed);
-        counts.late.fetch_add(late.is_some().into(), Ordering::Relaxed);
-        times.delay.record(nanos(delay));
+        counts
+            .late
+            .fetch_add(arrival.late.is_some().into(), Ordering::Relaxed);
+        times.delay.record(nanos(arrival.delay));
         let seldom = [
-            (&times.latency, latency),
-            (&times.jitter, jitter),
-            (&times.late, late),
+            (&times.latency, arrival.latency),
+            (&times.jitter, arrival.jitter),
+            (&times.late, arrival.late),
         ];
         for (histogram, time) in seldom {
             time.into_iter().for_each(|time| histogram.record(nanos(time)));
         }
-        if lost > 0 {
-            times.lost.record(lost.into());
+        if arrival.lost > 0 {
+            times.lost.record(arrival.lost.into());
         }
     }
 
@@ -227,17 +219,13 @@ impl Handler for Receiving {
         let block = match packet.count {
             1 => None,
             _ => {
-                let put = loop {
-                    let put = assembling.put(id, &packet, now);
-                    let full = matches!(put, Put::NoBlock);
-                    match full
-                        .then(|| assembling.make_way(packet.message_len as usize))
-                        .flatten()
-                    {
-                        Some((flow, message)) => give_up(&mut self.flows, &state, flow, message, now),
-                        None => break put,
-                    }
-                };
+                let mut put = assembling.put(id, &packet, now);
+                while matches!(put, Put::NoBlock)
+                    && let Some((flow, message)) = assembling.make_way(packet.message_len as usize)
+                {
+                    give_up(&mut self.flows, &state, flow, message, now);
+                    put = assembling.put(id, &packet, now);
+                }
                 self.fragment_at = Some(now);
                 self.gives_up = assembling.due().into_iter().chain(self.gives_up).min();
                 match put {
@@ -254,16 +242,10 @@ impl Handler for Receiving {
         let waited = arrived.stamp().map(|stamp| host_now.since(stamp));
         let waited = waited.filter(|waited| *waited < WAITED_MOST).unwrap_or_default();
         let came = self.flows.with(id, |incoming| {
-            let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now);
-            (arrival, incoming.newly_lost())
+            let arrival = incoming.came(&packet, is_one_clock, (host_now, waited), now)?;
+            Some((arrival, incoming.newly_lost()))
         });
-        let Some((
-            arrival @ Arrival::Whole {
-                late, lost, delay, ..
-            },
-            newly_lost,
-        )) = came
-        else {
+        let Some((arrival, newly_lost)) = came.flatten() else {
             return count(&state.counts.overtaken);
         };
         state.lost(newly_lost);
@@ -273,7 +255,7 @@ impl Handler for Receiving {
             expected.came(now, &state.counts);
             self.missing = self.missing.into_iter().chain(expected.due()).min();
         }
-        if late.is_some() && state.drops_late {
+        if arrival.late.is_some() && state.drops_late {
             return;
         }
         let info = Info {
@@ -282,9 +264,9 @@ impl Handler for Receiving {
             priority: packet.priority,
             sent_at: packet.sent_at,
             received_at: host_now,
-            delay,
-            lost,
-            late: late.is_some(),
+            delay: arrival.delay,
+            lost: arrival.lost,
+            late: arrival.late.is_some(),
         };
         let len = packet.payload.len();
         let bytes = match block {

@@ -392,7 +392,7 @@ impl RtSocket {
         }
         self.disconnect();
         let shown = endpoint.peer(peer).flow_key().ok_or(FlowError::UnknownPeer)?;
-        // Relaxed: each is another. As many later one may have it again: nothing is known of the first by then.
+        // Relaxed: each is another. One that wraps may have it again: nothing is known of the first by then.
         let number = self.hub.flow_numbers.fetch_add(1, Ordering::Relaxed);
         let flow = Arc::new(Sent::new(shown, number, port));
         let mut flows = locked(&self.hub.flows);
@@ -486,27 +486,19 @@ impl RtSocket {
     /// # Errors
     /// [`SendError`], with the memory.
     pub fn send_buffer(&mut self, buffer: RtBuffer, len: usize, options: SendOptions) -> Result<(), NotSent> {
-        let Some((_, flow)) = &self.connected else {
-            return Err(NotSent {
-                buffer,
-                reason: SendError::NotConnected,
-            });
+        let checked = match &self.connected {
+            None => Err(SendError::NotConnected),
+            _ if !buffer.is_of(&self.out) => Err(SendError::Foreign),
+            _ if len > buffer.len() => Err(SendError::TooLong(buffer.len())),
+            Some((_, flow)) => self.times(options).map(|times| (Arc::clone(flow), times)),
         };
-        let reason = if !buffer.is_of(&self.out) {
-            SendError::Foreign
-        } else if len > buffer.len() {
-            SendError::TooLong(buffer.len())
-        } else {
-            match self.times(options) {
-                Ok(times) => {
-                    let flow = Arc::clone(flow);
-                    self.order(flow, (buffer.cut(len), true), options.priority, times);
-                    return Ok(());
-                }
-                Err(reason) => reason,
+        match checked {
+            Ok((flow, times)) => {
+                self.order(flow, (buffer.cut(len), true), options.priority, times);
+                Ok(())
             }
-        };
-        Err(NotSent { buffer, reason })
+            Err(reason) => Err(NotSent { buffer, reason }),
+        }
     }
 
     /// Lent memory that came back since this was asked last, and what became of its message.
