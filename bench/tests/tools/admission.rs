@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
 use crate::hosts::{Hosts, USER, daemon};
-use crate::links::{CUT, flap};
+use crate::links::{CUT, await_begin, flap, written};
 use crate::measuring::lm_bench;
 
 /// What the kernel says of a running program.
@@ -76,7 +76,7 @@ fn daemons_that_are_killed_do_not_interrupt_a_transfer() {
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     // A second and a half at least.
     let mut sender = hosts.send(&["--rate", "300M", file.to_str().unwrap()]);
-    await_begin(&mut sender, &hosts.bed.path("out"));
+    await_begin(&mut sender, &hosts.bed.path("out"), 1 << 20);
     hosts.kill(Host::Receiver);
     hosts.kill(Host::Sender);
     // Both gates go on, and both programs with them; then the next daemons take everything over.
@@ -111,7 +111,7 @@ fn sessions_of_daemons_survive_interfaces_that_flap_and_a_path_that_is_cut() {
     let mut receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     // Two seconds at least.
     let mut sender = hosts.send(&["--rate", "100M", file.to_str().unwrap()]);
-    await_begin(&mut sender, &hosts.bed.path("out"));
+    await_begin(&mut sender, &hosts.bed.path("out"), 1 << 20);
     for host in [Host::Sender, Host::Receiver] {
         flap(&hosts.bed, &[host]);
     }
@@ -145,7 +145,7 @@ fn a_bound_on_memory_costs_its_asker_alone() {
     let mut input = first.stdin();
     let part = content(4 << 20);
     input.write_all(&part).unwrap();
-    wait_until("it lands", || is_filling(&out));
+    wait_until("it lands", || written(&out) > 1 << 20);
     let large = hosts.bed.file("large", 160 << 20);
     let second = hosts.send(&["--message-size", "80M", large.to_str().unwrap()]);
     second.end().expect_code(0);
@@ -194,28 +194,6 @@ fn a_host_without_the_clusters_key_is_not_heard() {
     assert!(received.json()["transfers"] == 1);
 }
 
-/// Waits until a partial file there has some bytes. Its sender says why not, if it ends before.
-fn await_begin(sender: &mut Tool, directory: &Path) {
-    wait_until("the transfer begins", || {
-        let is_begun = is_filling(directory);
-        assert!(
-            is_begun || !sender.has_ended(),
-            "no transfer:\n{}",
-            sender.stderr()
-        );
-        is_begun
-    });
-}
-
-/// Whether a partial file there has some bytes.
-fn is_filling(directory: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return false;
-    };
-    let lens = entries.flatten().filter_map(|entry| entry.metadata().ok());
-    lens.into_iter().any(|metadata| metadata.len() > 1 << 20)
-}
-
 #[test]
 fn a_program_that_is_killed_leaves_nothing() {
     let Some(hosts) = Hosts::new(USER) else { return };
@@ -224,7 +202,7 @@ fn a_program_that_is_killed_leaves_nothing() {
     let directory = hosts.directory("out");
     let receiver = hosts.recv(&directory.join("first"), &["--count", "1"]);
     let mut sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
-    await_begin(&mut sender, &directory);
+    await_begin(&mut sender, &directory, 1 << 20);
     receiver.signal(Signal::KILL);
     receiver.end();
     // The sender learns that its session is over, and not only by silence.
@@ -241,7 +219,7 @@ fn a_program_that_is_killed_leaves_nothing() {
     // A sender that dies frees the place of its session.
     let receiver = hosts.recv(&directory.join("third"), &["--count", "1"]);
     let mut sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
-    await_begin(&mut sender, &directory);
+    await_begin(&mut sender, &directory, 1 << 20);
     sender.signal(Signal::KILL);
     sender.end();
     wait_until("the sender is gone", || {

@@ -48,30 +48,10 @@ fn the_receiver_refuses() {
     assert_eq!(fs::read(&out).unwrap(), b"other");
 
     // Not allowed.
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--allow", "192.0.2.0/24"]);
+    let (receiver, directory) = bed.recv_into("in", &["--allow", "192.0.2.0/24"]);
     bed.send_to_end(&[file]).expect_error("allow");
     receiver.interrupt().expect_code(130);
     assert!(names(&directory).is_empty());
-    nothing_attached(&bed);
-}
-
-#[test]
-fn the_disk_is_full() {
-    let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("tiny");
-    let file = bed.file("file", 200_000);
-    let receiver = bed.recv_mounted(&directory, r#"mount -t tmpfs -o size=100k tmpfs "$1""#, &[]);
-    bed.send_to_end(&[file.to_str().unwrap()])
-        .expect_error("are free in");
-    // Nobody knows the length of a stream: it fails under way.
-    let mut sender = bed.send(&["--json", "--message-size", "64K", "-"]);
-    let _ = sender.stdin().write_all(&content(200_000));
-    sender.end().expect_error("stay free");
-    // A smaller one fits then: nothing was left over.
-    let small = bed.file("small", 90_000);
-    bed.send_to_end(&[small.to_str().unwrap()]).expect_code(0);
-    receiver.interrupt().expect_code(130);
     nothing_attached(&bed);
 }
 
@@ -102,8 +82,7 @@ fn interfaces_that_cannot_be_used() {
     }
 
     // Another program is attached: ours, of another receiver.
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let (receiver, _) = bed.recv_into("in", &[]);
     let second = bed.recv_to_end(&["--interface", INTERFACE, "--port", "9000"]);
     second.expect_error("lm_gate");
     // It did no harm.
@@ -188,8 +167,7 @@ fn nobody_is_there() {
 fn inputs_that_cannot_be_sent() {
     let Some(bed) = Bed::new() else { return };
     let empty = bed.file("empty", 0);
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let (receiver, directory) = bed.recv_into("in", &[]);
     for (path, words) in [
         (bed.path("missing").as_path(), "does not exist"),
         (&empty, "is empty"),
@@ -258,39 +236,6 @@ fn strange_packets_are_told_once() {
     assert_eq!(report["drops"]["other_version"], 60, "{report}");
 }
 
-/// A killed process leaves no program attached, and the next one starts as if nothing had been.
-#[test]
-fn killed() {
-    let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("in");
-    let output = directory.to_str().unwrap();
-    let receiver = bed.recv(&["--output", output]);
-    assert!(bed.has_program(Host::Receiver));
-    receiver.signal(Signal::KILL);
-    assert_eq!(receiver.end().status.code(), None);
-    wait_until("the program is still attached", || {
-        !bed.has_program(Host::Receiver)
-    });
-
-    let receiver = bed.recv(&["--output", output]);
-    let mut sender = bed.send(&["--message-size", "64K", "-"]);
-    let mut stdin = sender.stdin();
-    stdin.write_all(&content(200_000)).unwrap();
-    wait_until("no partial file", || !names(&directory).is_empty());
-    sender.signal(Signal::KILL);
-    sender.end();
-    wait_until("the program is still attached", || !bed.has_program(Host::Sender));
-    // The next sender waits for the dead one's lease and is served; the partial file goes.
-    let file = bed.file("file", 100_000);
-    bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
-    receiver.wait_for_line("failed");
-    wait_until("a partial file is left", || {
-        names(&directory).iter().all(|name| !name.starts_with('.'))
-    });
-    receiver.interrupt().expect_code(130);
-    nothing_attached(&bed);
-}
-
 #[test]
 fn interrupted() {
     let Some(bed) = Bed::new() else { return };
@@ -325,8 +270,7 @@ fn interrupted() {
 #[test]
 fn hostile_packets() {
     let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--json"]);
+    let (receiver, directory) = bed.recv_into("in", &["--json"]);
     let socket = bed.udp_socket(Host::Sender, &format!("{SENDER}:0"));
     let noise = thread::spawn(move || {
         let bytes = content(2_000_000);

@@ -210,6 +210,13 @@ impl Bed {
         tool
     }
 
+    /// The same into a fresh directory.
+    pub(crate) fn recv_into(&self, name: &str, arguments: &[&str]) -> (Tool, PathBuf) {
+        let directory = self.directory(name);
+        let output = ["--output", directory.to_str().unwrap()];
+        (self.recv(&[&output, arguments].concat()), directory)
+    }
+
     /// Starts `lm-recv` with this `--output`, a file system of its own that `mount` makes ("$1" is the folder), and waits until it
     /// listens. `ip netns exec` gives it a mount namespace: what is mounted goes away with it.
     pub(crate) fn recv_mounted(&self, output: &Path, mount: &str, arguments: &[&str]) -> Tool {

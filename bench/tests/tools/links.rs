@@ -30,15 +30,7 @@ impl Transfer {
         let receiver = bed.recv(&[&output, receive].concat());
         let file = bed.file("file", len);
         let mut sender = bed.send(&[&["--json", "--rate", RATE, file.to_str().unwrap()], send].concat());
-        wait_until("nothing is written", || {
-            let is_begun = is_filling(&directory);
-            assert!(
-                is_begun || !sender.has_ended(),
-                "no transfer:\n{}",
-                sender.stderr()
-            );
-            is_begun
-        });
+        await_begin(&mut sender, &directory, 1);
         Transfer {
             directory,
             len,
@@ -74,14 +66,19 @@ impl Transfer {
     }
 }
 
-/// Whether a file in the directory has some bytes, and no name yet.
-fn is_filling(directory: &Path) -> bool {
-    written(directory) > 0
+/// Waits until a file in the directory has `least` bytes.
+pub(crate) fn await_begin(sender: &mut Tool, directory: &Path, least: u64) {
+    wait_until("nothing is written", || {
+        let is_begun = written(directory) >= least;
+        let is_there = is_begun || !sender.has_ended();
+        assert!(is_there, "no transfer:\n{}", sender.stderr());
+        is_begun
+    });
 }
 
 /// Bytes of the longest file there.
-fn written(directory: &Path) -> u64 {
-    let files = fs::read_dir(directory).unwrap().flatten();
+pub(crate) fn written(directory: &Path) -> u64 {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
     let lens = files.filter_map(|file| Some(file.metadata().ok()?.len()));
     lens.max().unwrap_or(0)
 }

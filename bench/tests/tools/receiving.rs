@@ -7,10 +7,11 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use lm_bench::transfer::wire::{CONTROL_TAG, Control, Plan, Status, TransferId};
+use lm_bench::transfer::wire::{CONTROL_TAG, Plan, TransferId};
 
 use crate::bed::{Bed, Ended, Host, INTERFACE, RECEIVER, SENDER, Tool, content, names, seen_by, wait_until};
 use crate::forger::{Forger, message};
+use crate::strangers::start;
 
 /// CAP_NET_ADMIN, CAP_NET_RAW, CAP_IPC_LOCK and CAP_BPF of `linux/capability.h`.
 const KEPT: u64 = 1 << 12 | 1 << 13 | 1 << 14 | 1 << 39;
@@ -156,14 +157,15 @@ fn free_space_is_kept() {
     sender.take().unwrap().end().expect_error("stay free");
     assert!(least >= KEPT, "{least} bytes were free");
     assert_eq!(names(&seen), ["others"]);
+    // A smaller one fits: nothing was left over.
+    bed.send_to_end(&[&file("fits", SIZE / 8)]).expect_code(0);
     receiver.interrupt().expect_code(130);
 }
 
 #[test]
 fn privileges_are_gone_when_packets_come() {
     let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let (receiver, directory) = bed.recv_into("in", &[]);
     let mut sender = bed.send(&["--message-size", "64K", "-"]);
     let mut stdin = sender.stdin();
     stdin.write_all(&content(200_000)).unwrap();
@@ -267,24 +269,10 @@ fn a_forged_host_writes_nothing_and_ends_nothing() {
     let port = |line: &str| u16::from_str_radix(line.split_whitespace().nth(1)?.split_once(':')?.1, 16).ok();
     let port = table.unwrap().lines().filter_map(port).min().expect("its port");
     let transfer = TransferId::new(7).unwrap();
-    let plan = Plan::new(Some(6), 6).unwrap();
-    let start = Control::Start {
-        transfer,
-        ipfrag: false,
-        plan,
-        key: None,
-        resume: false,
-    };
-    let end = Control::End {
-        transfer,
-        status: Status::Complete,
-        bytes: 6,
-        messages: 1,
-    };
+    let start = start(transfer, Plan::new(Some(6), 6).unwrap(), None, false);
     let script = [
         (CONTROL_TAG, start.encode()),
         (transfer.data_tag(0), b"forged".to_vec()),
-        (CONTROL_TAG, end.encode()),
     ];
     bed.on(Host::Box, || {
         let mut forger = Forger::new("bridge");

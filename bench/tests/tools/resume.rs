@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::bed::{Bed, Ended, Tool, content, names, wait_until};
+use crate::bed::{Bed, Ended, Host, Tool, content, names, wait_until};
 use rustix::process::Signal;
 
 pub(crate) const LEN: usize = 12 << 20;
@@ -45,6 +45,15 @@ pub(crate) fn resume(bed: &Bed, file: &Path) -> u64 {
     resumed
 }
 
+/// These are there and nothing else, and each of them is the file.
+fn expect_files(directory: &Path, expected: &[&str]) {
+    assert_eq!(names(directory), expected);
+    for name in expected {
+        let read = fs::read(directory.join(name)).unwrap();
+        assert!(read == content(LEN), "the bytes of {name} differ");
+    }
+}
+
 #[test]
 fn after_the_receiver_was_killed() {
     let Some(bed) = Bed::new() else { return };
@@ -55,6 +64,7 @@ fn after_the_receiver_was_killed() {
         let sender = under_way(&bed, &file, &directory, &[]);
         receiver.signal(Signal::KILL);
         receiver.end();
+        wait_until("it is still attached", || !bed.has_program(Host::Receiver));
         match kill_both {
             true => drop(sender),
             false => {
@@ -69,24 +79,18 @@ fn after_the_receiver_was_killed() {
         assert_eq!(report["resumed_bytes"], resumed);
         assert_eq!(report["bytes"], LEN as u64 - resumed);
     }
-    assert_eq!(names(&directory), ["named", "transfer-000001"]);
-    for name in names(&directory) {
-        assert!(
-            fs::read(directory.join(name)).unwrap() == content(LEN),
-            "the bytes differ"
-        );
-    }
+    expect_files(&directory, &["named", "transfer-000001"]);
 }
 
 #[test]
 fn after_the_sender_was_killed_or_stopped() {
     let Some(bed) = Bed::new() else { return };
     let file = bed.file("file", LEN);
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let (receiver, directory) = bed.recv_into("in", &[]);
     let sender = under_way(&bed, &file, &directory, &[]);
     sender.signal(Signal::KILL);
     sender.end();
+    wait_until("it is still attached", || !bed.has_program(Host::Sender));
     // When its lease is over.
     receiver.wait_for_line("transfer from 10.77.0.1 failed");
     let resumed = resume(&bed, &file);
@@ -104,17 +108,23 @@ fn after_the_sender_was_killed_or_stopped() {
     });
     receiver.interrupt().expect_code(130);
     sender.end().expect_code(1);
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--json"]);
     let resumed = resume(&bed, &file);
     assert!(resumed > LEN as u64 / 8 && resumed < LEN as u64, "{resumed}");
-    receiver.interrupt().expect_code(130);
-    assert_eq!(names(&directory), ["transfer-000001", "transfer-000002"]);
-    for name in names(&directory) {
-        assert!(
-            fs::read(directory.join(name)).unwrap() == content(LEN),
-            "the bytes differ"
-        );
-    }
+
+    // Without --resume it begins anew.
+    under_way(&bed, &file, &directory, &[])
+        .interrupt()
+        .expect_code(130);
+    receiver.wait_for_line("the sender gave up");
+    let sent = send(&bed, &file, &[]).end();
+    assert_eq!(sent.expect_code(0).json()["resumed_bytes"], 0);
+    let report = receiver.interrupt().expect_code(130).json();
+    assert_eq!(report["resumed_bytes"], resumed);
+    expect_files(
+        &directory,
+        &["transfer-000001", "transfer-000002", "transfer-000003"],
+    );
 }
 
 /// Whatever lies in the part's place: what is the file's beginning is not sent, and all that differs is.
@@ -122,8 +132,7 @@ fn after_the_sender_was_killed_or_stopped() {
 fn what_was_kept_is_believed_as_far_as_its_digests_go() {
     let Some(bed) = Bed::new() else { return };
     let file = bed.file("file", LEN);
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let (receiver, directory) = bed.recv_into("in", &[]);
     under_way(&bed, &file, &directory, &[])
         .interrupt()
         .expect_code(130);
@@ -192,31 +201,4 @@ fn what_was_kept_is_believed_as_far_as_its_digests_go() {
         assert!(fs::read(&victim).unwrap() == good);
     }
     receiver.interrupt().expect_code(130);
-}
-
-/// Who does not go on begins anew, and what broken transfers leave is bounded.
-#[test]
-fn little_is_left_lying_about() {
-    let Some(bed) = Bed::new() else { return };
-    let file = bed.file("file", LEN);
-    let directory = bed.directory("in");
-    for number in 0..20 {
-        fs::write(directory.join(format!(".192.0.2.1-{number:016x}.part")), b"left").unwrap();
-    }
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--json"]);
-    let sender = send(&bed, &file, &["--rate", "40M"]);
-    let ours = || {
-        names(&directory)
-            .into_iter()
-            .find(|name| name.starts_with(".10.77."))
-    };
-    wait_until("nothing comes", || ours().is_some());
-    assert_eq!(names(&directory).len(), 16);
-    sender.interrupt().expect_code(130);
-    receiver.wait_for_line("the sender gave up");
-    let sent = send(&bed, &file, &[]).end();
-    assert_eq!(sent.expect_code(0).json()["resumed_bytes"], 0);
-    assert_eq!(ours(), None);
-    assert_eq!(receiver.interrupt().expect_code(130).json()["resumed_bytes"], 0);
-    assert!(fs::read(directory.join("transfer-000001")).unwrap() == content(LEN));
 }

@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::path::Path;
 
 use lm_bench::transfer::wire::{CONTROL_TAG, Control, Plan, Status, TransferId};
-use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof};
+use lm_protocol::control::{ControlMessage, Proof};
 use lm_protocol::wire::lm::{LmHeader, Trailer, parse_datagram};
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, names, wait_until};
+use crate::forger::{encoded, message};
 use crate::resume::{LEN, resume, under_way};
 
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 66);
@@ -27,7 +28,7 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// So many at one address of the sending host, which it gets.
+    /// Strangers at one address of the sending host, which it gets.
     fn at(bed: &Bed, ip: Ipv4Addr, count: u16) -> Vec<Stranger> {
         bed.try_ip(Host::Sender, &format!("address add {ip}/24 dev {INTERFACE}"));
         let one = |port: u16| {
@@ -47,26 +48,12 @@ impl Stranger {
         (0..count).map(|n| one(7300 + n)).collect()
     }
 
-    fn packet(&self, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
-        let trailer = Trailer::new(header, payload, self.from);
-        let head = header.encode(payload.len() as u16);
-        [&head[..], payload, trailer.as_bytes()].concat()
-    }
-
     /// Sends a message of one fragment.
     fn send(&mut self, tag: u64, payload: &[u8]) {
-        let (sender_id, number) = (self.sender_id, self.next);
-        let header = LmHeader::Eager {
-            sender_id,
-            number,
-            tag,
-            digested: true,
-            acknowledges: None,
-        };
-        let packet = self.packet(&header, payload);
+        let packet = message(self.from, self.sender_id, self.next, tag, payload);
         // Refused where nothing listens any more, and sent again where it is lost.
         let _ = self.socket.send(&packet);
-        self.unacknowledged.push((number, packet));
+        self.unacknowledged.push((self.next, packet));
         self.next += 1;
     }
 
@@ -76,13 +63,7 @@ impl Stranger {
 
     fn start(&mut self, transfer: u32, plan: Plan, key: u64, resume: bool) -> TransferId {
         let transfer = TransferId::new(transfer).unwrap();
-        self.say(&Control::Start {
-            transfer,
-            ipfrag: false,
-            plan,
-            key: Some(key),
-            resume,
-        });
+        self.say(&start(transfer, plan, Some(key), resume));
         transfer
     }
 
@@ -108,7 +89,10 @@ impl Stranger {
                         limit,
                     };
                     if self.acknowledges {
-                        let _ = self.socket.send(&self.packet(&ack, &[]));
+                        let trailer = Trailer::new(&ack, &[], self.from);
+                        let _ = self
+                            .socket
+                            .send(&[&ack.encode(0)[..], trailer.as_bytes()].concat());
                     }
                     self.heard.extend(Control::parse(payload));
                 }
@@ -126,9 +110,7 @@ impl Stranger {
                 uncompleted_max: 192,
                 word: [0; 16],
             });
-            let mut bytes = [0; MAX_CONTROL_LEN];
-            let len = proof.encode(0, &mut bytes);
-            let _ = self.socket.send(&bytes[..len]);
+            let _ = self.socket.send(&encoded(&proof, 0));
             self.repeat();
         }
     }
@@ -157,7 +139,7 @@ impl Stranger {
         self.until("a stranger is not heard", |it| it.unacknowledged.is_empty());
     }
 
-    /// Waits for so many answers.
+    /// Waits for a number of such answers.
     fn wait_for(&mut self, what: &str, count: usize, is_it: impl Fn(&Control) -> bool) {
         self.until(what, |it| {
             it.heard.iter().filter(|heard| is_it(heard)).count() >= count
@@ -168,6 +150,17 @@ impl Stranger {
 /// Files of which all is to come, in messages of that length.
 fn endless(message_len: u64) -> Plan {
     Plan::new(None, message_len).unwrap()
+}
+
+/// What begins a transfer.
+pub(crate) fn start(transfer: TransferId, plan: Plan, key: Option<u64>, resume: bool) -> Control {
+    Control::Start {
+        transfer,
+        ipfrag: false,
+        plan,
+        key,
+        resume,
+    }
 }
 
 /// The name of what is kept of the attacker's file with this key.
@@ -229,8 +222,7 @@ fn questions_keep_no_sender_out() {
 #[test]
 fn only_what_is_contiguous_is_kept() {
     let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--max-bytes", "4000"]);
+    let (receiver, directory) = bed.recv_into("in", &["--max-bytes", "4000"]);
     let longest = || {
         let len = |name| fs::metadata(directory.join(name)).unwrap().len();
         names(&directory).into_iter().map(len).max().unwrap_or_default()
@@ -262,9 +254,9 @@ fn only_what_is_contiguous_is_kept() {
 #[test]
 fn an_answer_that_is_not_taken_holds_up_no_other() {
     let Some(bed) = Bed::new() else { return };
-    let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
-    // So many that what one of them may have unacknowledged is all that there is.
+    let file = bed.file("file", 1000);
+    let (receiver, _) = bed.recv_into("in", &[]);
+    // All that one address may have unacknowledged.
     for (deaf, key) in Stranger::at(&bed, ATTACKER, 80).iter_mut().zip(0..) {
         deaf.acknowledges = false;
         for _ in 0..3 {
@@ -320,13 +312,18 @@ fn transfers_without_progress_hold_no_places() {
     receiver.interrupt().expect_code(130);
 }
 
-/// An address breaks off more transfers than parts are kept: its own oldest go, and a sender's that waits to be resumed stays.
+/// More parts are there than are kept; then an address breaks off more transfers than its share: of those that have more than theirs the
+/// oldest go, and a sender's that waits to be resumed stays.
 #[test]
 fn parts_are_evicted_by_their_own_address_alone() {
     let Some(bed) = Bed::new() else { return };
     let (file, directory) = (bed.file("file", LEN), bed.directory("in"));
+    for number in 0..20 {
+        fs::write(directory.join(format!(".192.0.2.1-{number:016x}.part")), b"left").unwrap();
+    }
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
     interrupt(&bed, &file, &directory, &receiver);
+    assert_eq!(names(&directory).len(), 16);
     let stranger = &mut Stranger::at(&bed, ATTACKER, 1)[0];
     for number in 1..=24 {
         let transfer = stranger.start(number, endless(1000), number.into(), false);
@@ -335,10 +332,10 @@ fn parts_are_evicted_by_their_own_address_alone() {
         let is_over = |it: &Control| matches!(it, Control::Result { .. });
         stranger.wait_for("no RESULT", number as usize, is_over);
     }
-    let kept: Vec<_> = (17..=24).map(part_of).collect();
-    let mut left = names(&directory);
-    left.retain(|name| name.contains("66-"));
-    assert_eq!(left, kept);
+    // Eight others have their share, and one is the sender's.
+    let kept: Vec<_> = (18..=24).map(part_of).collect();
+    let left = names(&directory);
+    assert_eq!((&left[1..8], left.len()), (&kept[..], 16));
     assert!(resume(&bed, &file) > LEN as u64 / 8);
     receiver.interrupt().expect_code(130);
 }

@@ -9,8 +9,7 @@ use crate::bed::{Bed, Host, RECEIVER, content, names};
 #[test]
 fn files_of_many_sizes_into_a_directory() {
     let Some(bed) = Bed::new() else { return };
-    let directory = bed.directory("in");
-    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--json"]);
+    let (receiver, directory) = bed.recv_into("in", &["--json"]);
     let mut total = 0;
     let mut number = 0;
     for (len, message_size) in [

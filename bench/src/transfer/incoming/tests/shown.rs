@@ -249,6 +249,7 @@ proptest! {
         prop_assert!(bed.part() == content);
         let totals = bed.receiver.totals();
         prop_assert_eq!((totals.bytes, totals.messages), (len, messages.len() as u64));
+        prop_assert_eq!((totals.transfers, totals.failed_transfers, bed.receiver.is_idle()), (1, 0, true));
         prop_assert_eq!(bed.receiver.quota.taken, len);
     }
 }
