@@ -64,16 +64,13 @@ impl Kept {
             let source = name.to_str()?.strip_prefix(prefix)?.strip_suffix(SUFFIX)?;
             let from = source.split_once('-')?.0.parse().ok()?;
             let (path, counted) = (entry.path(), 0);
-            let modified = entry.metadata().ok()?.modified().ok()?;
-            Some((modified, Part { path, from, counted }))
+            Some(Part { path, from, counted })
         };
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let mut parts: Vec<_> = entries.filter_map(found).collect();
-        parts.sort_by_key(|(modified, _)| *modified);
-        Kept {
-            parts: parts.into_iter().map(|(_, part)| part).collect(),
-            freed: 0,
-        }
+        let modified = |part: &Part| fs::symlink_metadata(&part.path)?.modified();
+        parts.sort_by_cached_key(|part| modified(part).ok());
+        Kept { parts, freed: 0 }
     }
 
     /// A transfer from this address is to write the part. `false`: there is no room for it.

@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
-use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver, queue};
+use super::{
+    Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, REPLIES_MAX, Receiver, Tally, inconsistent, queue,
+};
 use crate::output::OutputError;
 use crate::size::approximate;
 use crate::transfer::wire::{Control, Refusal, Status, TransferId};
@@ -37,23 +39,19 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         if status != Status::Complete {
             return self.fail(position, Status::Aborted, "the sender gave up".to_owned(), now);
         }
-        let ended = self.active[position].sequence.end(bytes, messages);
-        if ended.is_ok() && !self.active[position].sequence.is_complete() {
+        let ended = self.active[position].tally.sequence.end(bytes, messages);
+        if ended.is_ok() && !self.active[position].tally.sequence.is_complete() {
             // A long message is still on its way; the sender must not think that we are gone.
             self.reply(peer, Control::Alive { transfer });
         }
-        self.settle(
-            position,
-            ended.map_err(|text| (Status::Inconsistent, text.to_owned())),
-            now,
-        );
+        self.settle(position, ended.map_err(inconsistent), now);
     }
 
     /// Ends the transfer at `position` if `step` failed or was its last.
     pub(super) fn settle(&mut self, position: usize, step: Result<(), (Status, String)>, now: Instant) {
         match step {
             Err((status, text)) => self.fail(position, status, text, now),
-            Ok(()) if !self.active[position].sequence.is_complete() => {}
+            Ok(()) if !self.active[position].tally.sequence.is_complete() => {}
             Ok(()) if self.active[position].shown.is_empty() => self.finish(position, now),
             Ok(()) => {
                 let text = "a message began that the sender does not count; send again".to_owned();
@@ -63,41 +61,42 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn finish(&mut self, position: usize, now: Instant) {
-        let (over, destination) = self.active.swap_remove(position).split();
+        let incoming = self.active.swap_remove(position);
+        let (tally, destination) = (incoming.tally, incoming.destination);
         if !destination.waits() {
-            return self.finished(over, destination.finish(), now);
+            return self.finished(tally, destination.finish(), now);
         }
         let disk = thread::Builder::new().spawn(move || destination.finish());
         match disk {
-            Ok(disk) => self.closing.push(Closing { over, disk }),
-            Err(error) => self.finished(over, Err(no_thread(&error.to_string())), now),
+            Ok(disk) => self.closing.push(Closing { tally, disk }),
+            Err(error) => self.finished(tally, Err(no_thread(&error.to_string())), now),
         }
     }
 
     /// Waits for the disk, if it has not answered yet.
     pub(super) fn close(&mut self, position: usize, now: Instant) {
-        let Closing { over, disk } = self.closing.swap_remove(position);
+        let Closing { tally, disk } = self.closing.swap_remove(position);
         let finished = disk.join().unwrap_or_else(|_| Err(no_thread("it panicked")));
-        self.finished(over, finished, now);
+        self.finished(tally, finished, now);
     }
 
-    pub(super) fn finished(&mut self, over: Over<P>, finished: Result<String, OutputError>, now: Instant) {
+    pub(super) fn finished(&mut self, tally: Tally<P>, finished: Result<String, OutputError>, now: Instant) {
         match finished {
             Ok(name) => {
                 self.totals.transfers += 1;
-                self.totals.resumed_bytes += over.resumed;
-                let bytes = over.sequence.bytes();
+                self.totals.resumed_bytes += tally.resumed;
+                let bytes = tally.sequence.bytes();
                 self.tell(Event::Finished { name, bytes });
-                self.end(&over, Status::Complete, String::new(), now);
+                self.end(&tally, Status::Complete, String::new(), now);
             }
-            Err(error) => self.failed(&over, Status::WriteFailed, error.text, now),
+            Err(error) => self.failed(&tally, Status::WriteFailed, error.text, now),
         }
     }
 
     pub(super) fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
         let mut incoming = self.active.swap_remove(position);
         let cut = incoming.cut_loose();
-        let (mut over, destination) = incoming.split();
+        let (mut tally, destination) = (incoming.tally, incoming.destination);
         // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
         let keep = match status {
             Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
@@ -105,44 +104,41 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         };
         let loose = cut.unwrap_or_default();
         let keep = keep && cut.is_some();
-        let keep = keep && (self.output).keep(&destination, over.from, over.written.saturating_sub(loose));
+        let keep = keep && (self.output).keep(&destination, tally.from, tally.written.saturating_sub(loose));
         if destination.abandon(keep) {
             // The others still take their place.
-            over.written = loose;
+            tally.written = loose;
         }
-        self.failed(&over, status, text, now);
+        self.failed(&tally, status, text, now);
     }
 
-    pub(super) fn failed(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
-        self.quota.taken = self
-            .quota
-            .taken
-            .saturating_sub(over.written + self.output.take_freed());
+    pub(super) fn failed(&mut self, tally: &Tally<P>, status: Status, text: String, now: Instant) {
+        self.quota.give_back(tally.written + self.output.take_freed());
         self.totals.failed_transfers += 1;
-        self.waste(over.from, now);
+        self.waste(tally.from, now);
         self.tell(Event::Failed {
-            from: over.from,
-            text: format!("{text} (after {})", approximate(over.sequence.bytes())),
+            from: tally.from,
+            text: format!("{text} (after {})", approximate(tally.sequence.bytes())),
         });
-        self.end(over, status, text, now);
+        self.end(tally, status, text, now);
     }
 
-    pub(super) fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
+    pub(super) fn end(&mut self, tally: &Tally<P>, status: Status, text: String, now: Instant) {
         self.totals.last_end = Some(now);
-        let peer = over.peer;
+        let peer = tally.peer;
         let answer = Control::Result {
-            transfer: over.transfer,
+            transfer: tally.transfer,
             status,
-            bytes: over.sequence.bytes(),
-            messages: over.sequence.messages(),
+            bytes: tally.sequence.bytes(),
+            messages: tally.sequence.messages(),
             text,
         };
         let ended = Ended {
             peer,
-            from: over.from,
+            from: tally.from,
             answer: answer.clone(),
         };
-        queue(&mut self.ended, ended, ENDED_MAX, |ended| ended.from == over.from);
+        queue(&mut self.ended, ended, ENDED_MAX, |one| one.from == tally.from);
         self.reply(peer, answer);
     }
 
@@ -156,18 +152,13 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     pub(super) fn refuse(&mut self, peer: P, from: Ipv4Addr, transfer: TransferId, error: OutputError) {
         let OutputError { refusal, text } = error;
-        self.tell(Event::Refused {
-            from,
+        let refused = Control::Refused {
+            transfer,
+            refusal,
             text: text.clone(),
-        });
-        self.reply(
-            peer,
-            Control::Refused {
-                transfer,
-                refusal,
-                text,
-            },
-        );
+        };
+        self.tell(Event::Refused { from, text });
+        self.reply(peer, refused);
     }
 
     pub(super) fn reply(&mut self, peer: P, control: Control) {
@@ -177,10 +168,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn tell(&mut self, event: Event) {
-        if self.events.len() == EVENTS_MAX {
-            self.events.pop_front();
-        }
-        self.events.push_back(event);
+        queue(&mut self.events, event, (EVENTS_MAX, EVENTS_MAX), |_| true);
     }
 }
 

@@ -38,7 +38,7 @@ const ASK_AFTER: Duration = Duration::from_secs(3);
 /// is what a well-behaved sender needs.
 const EARLY_MAX: usize = 64;
 
-/// A file's message is written before those ahead of it where it leaves a hole of so many bytes at most: what one sender has under way.
+/// A file's message is written before those ahead of it where the hole that it leaves has these bytes at most: what one sender has under way.
 const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.
@@ -127,20 +127,13 @@ pub struct Totals {
 
 /// One transfer under way.
 struct Incoming<P, M> {
-    peer: P,
-    from: Ipv4Addr,
-    transfer: TransferId,
+    tally: Tally<P>,
     /// Which file it is, if it has a name.
     source: Option<Source>,
     destination: Destination,
     plan: Plan,
-    sequence: Sequence,
-    /// Bytes that were there.
-    resumed: u64,
     /// Whether BEGIN is awaited: what comes after it is data.
     searching: bool,
-    /// Bytes written, which are gone when it fails.
-    written: u64,
     /// What is asked about the bytes that are there.
     question: Option<Arc<Question>>,
     /// Messages ahead of their turn.
@@ -156,17 +149,19 @@ struct Incoming<P, M> {
 /// A transfer whose bytes are all written, while the disk is waited for (`--fsync`): by a thread, since that takes as long as
 /// it takes, and the engine must be polled.
 struct Closing<P> {
-    over: Over<P>,
+    tally: Tally<P>,
     disk: JoinHandle<Result<String, OutputError>>,
 }
 
-/// What remains of a transfer that ends.
-struct Over<P> {
+/// What a transfer has come to; it outlives its destination.
+struct Tally<P> {
     peer: P,
     from: Ipv4Addr,
     transfer: TransferId,
     sequence: Sequence,
+    /// Bytes written, which are gone when it fails.
     written: u64,
+    /// Bytes that were there.
     resumed: u64,
 }
 
@@ -248,7 +243,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     pub fn announced_bytes(&self) -> u64 {
         self.active
             .iter()
-            .filter_map(|incoming| incoming.sequence.total_len())
+            .filter_map(|incoming| incoming.tally.sequence.total_len())
             .sum()
     }
 
@@ -310,16 +305,18 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// A message of `peer` did not arrive whole: its transfers cannot become complete any more.
     pub fn on_incomplete(&mut self, peer: P, what: &str, now: Instant) {
-        while let Some(position) = self.active.iter().position(|incoming| incoming.peer == peer) {
-            self.fail(position, Status::Incomplete, what.to_owned(), now);
-        }
+        self.fail_of(peer, Status::Incomplete, what, now);
     }
 
     /// Nothing that is said to `peer` arrives: its transfers are given up.
     pub fn on_gone(&mut self, peer: P, now: Instant) {
-        while let Some(position) = self.active.iter().position(|incoming| incoming.peer == peer) {
-            let text = "the sender no longer answers; start it again".to_owned();
-            self.fail(position, Status::TimedOut, text, now);
+        let text = "the sender no longer answers; start it again";
+        self.fail_of(peer, Status::TimedOut, text, now);
+    }
+
+    fn fail_of(&mut self, peer: P, status: Status, text: &str, now: Instant) {
+        while let Some(position) = self.active.iter().position(|one| one.tally.peer == peer) {
+            self.fail(position, status, text.to_owned(), now);
         }
     }
 
@@ -339,7 +336,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         for position in 0..self.active.len() {
             let incoming = &mut self.active[position];
-            let (peer, transfer) = (incoming.peer, incoming.transfer);
+            let (peer, transfer) = (incoming.tally.peer, incoming.tally.transfer);
             if let Some(answered) = (incoming.question).take_if(|asked| asked.answer.get().is_some()) {
                 let digests = answered.answer.get().cloned().unwrap_or_default();
                 let (offset, block_len) = (answered.offset, answered.block_len);
@@ -365,19 +362,15 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             self.close(0, now);
         }
         while !self.active.is_empty() {
-            self.fail(
-                0,
-                Status::Stopped,
-                "the receiver was stopped; start it again".to_owned(),
-                now,
-            );
+            let text = "the receiver was stopped; start it again".to_owned();
+            self.fail(0, Status::Stopped, text, now);
         }
     }
 
     fn position(&self, peer: P, transfer: TransferId) -> Option<usize> {
         self.active
             .iter()
-            .position(|incoming| incoming.peer == peer && incoming.transfer == transfer)
+            .position(|one| (one.tally.peer, one.tally.transfer) == (peer, transfer))
     }
 
     /// Which transfer under way a data message is of, and which message it is.
@@ -389,7 +382,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     fn is_waiting_for_disk(&self, peer: P, transfer: TransferId) -> bool {
         self.closing
             .iter()
-            .any(|closing| closing.over.peer == peer && closing.over.transfer == transfer)
+            .any(|one| (one.tally.peer, one.tally.transfer) == (peer, transfer))
     }
 
     fn on_control(&mut self, peer: P, from: Ipv4Addr, message: &[u8], now: Instant) -> Taken {
@@ -475,14 +468,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             return self.reply(peer, answer);
         }
         // A sender has one transfer under way: a new number means that it gave up the one before.
-        if let Some(position) = self.active.iter().position(|incoming| incoming.peer == peer) {
-            self.fail(
-                position,
-                Status::Aborted,
-                "the sender began another transfer".to_owned(),
-                now,
-            );
-        }
+        self.fail_of(peer, Status::Aborted, "the sender began another transfer", now);
         // One that died has left its transfer here: whoever goes on with the file is its heir.
         let is_left = |incoming: &Incoming<P, M>| resume && source.is_some() && incoming.source == source;
         if let Some(position) = self.active.iter().position(is_left) {
@@ -493,28 +479,29 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             Ok(destination) => {
                 self.totals.first_start.get_or_insert(now);
                 self.totals.wires[usize::from(ipfrag)] = true;
-                let sequence = Sequence::new(plan);
                 let held = destination.held();
                 let wastes = self.wasted_by(from) >= WASTED_BORNE;
                 let grace = patience_with(plan) + at_disk_pace(held);
-                let idle_at = if wastes { now } else { now + grace };
-                let incoming = Incoming {
+                let tally = Tally {
                     peer,
                     from,
                     transfer,
+                    sequence: Sequence::new(plan),
+                    written: 0,
+                    resumed: 0,
+                };
+                let incoming = Incoming {
+                    tally,
                     source,
-                    searching: destination.held() > 0,
+                    searching: held > 0,
                     destination,
                     plan,
-                    sequence,
-                    resumed: 0,
-                    written: 0,
                     question: None,
                     early: Vec::new(),
                     shown: Vec::new(),
                     last_heard: now,
                     asked: now,
-                    idle_at,
+                    idle_at: if wastes { now } else { now + grace },
                 };
                 self.active.push(incoming);
                 self.tell(Event::Started {
@@ -556,7 +543,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         // What is kept of an earlier one does not come again, unless it is another file's.
         let destination = self.output.begin(plan.total_len, source, resume)?;
         let total_len = plan.total_len.unwrap_or_default();
-        self.quota.taken = self.quota.taken.saturating_sub(self.output.take_freed());
+        self.quota.give_back(self.output.take_freed());
         if let Err(error) = self.quota.check(total_len.saturating_sub(destination.held())) {
             let keep = self.output.keep(&destination, from, 0);
             destination.abandon(keep);
@@ -587,7 +574,12 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 }
 
-/// One more, of so many in all and of one's own: what is too much goes, the oldest first and of one's own.
+/// What a sender says contradicts itself, or what came.
+fn inconsistent(text: &str) -> (Status, String) {
+    (Status::Inconsistent, text.to_owned())
+}
+
+/// One more, within a bound in all and one of one's own: what is too much goes, the oldest first and of one's own.
 fn queue<T>(queue: &mut VecDeque<T>, new: T, (most, own_most): (usize, usize), is_its: impl Fn(&T) -> bool) {
     let oldest = match queue.iter().filter(|one| is_its(one)).count() >= own_most {
         true => queue.iter().position(is_its),

@@ -7,24 +7,12 @@ use std::time::Instant;
 use super::hashing::{Hasher, Question};
 use super::places::{BYTE_TIME, patience_with};
 use super::quota::Quota;
-use super::{AHEAD_MAX, EARLY_MAX, Incoming, Over, Totals};
-use crate::output::{Destination, OutputError};
+use super::{AHEAD_MAX, EARLY_MAX, Incoming, Totals, inconsistent};
+use crate::output::OutputError;
 use crate::transfer::progress::Sequence;
 use crate::transfer::wire::Status;
 
 impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
-    pub(super) fn split(self) -> (Over<P>, Destination) {
-        let over = Over {
-            peer: self.peer,
-            from: self.from,
-            transfer: self.transfer,
-            sequence: self.sequence,
-            written: self.written,
-            resumed: self.resumed,
-        };
-        (over, self.destination)
-    }
-
     /// Asks for the digests of blocks of what is there. One question is worked at; the sender waits for its answer, or is at fault.
     pub(super) fn ask(&mut self, (offset, block_len, end): (u64, u64, u64), hasher: &mut Hasher) {
         if !self.searching || self.question.is_some() {
@@ -34,7 +22,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
             return;
         };
         let question = Arc::new(Question {
-            from: self.from,
+            from: self.tally.from,
             file,
             offset,
             block_len,
@@ -59,14 +47,14 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         let sequence = Sequence::resumed(self.plan, first);
         let len = sequence.bytes();
         if len > self.destination.held() {
-            let text = "the sender goes on behind what is there; send again".to_owned();
-            return Err((Status::Inconsistent, text));
+            let text = "the sender goes on behind what is there; send again";
+            return Err(inconsistent(text));
         }
         self.destination
             .cut(len)
             .map_err(|error| (Status::WriteFailed, error.text))?;
-        self.sequence = sequence;
-        self.resumed = len;
+        self.tally.sequence = sequence;
+        self.tally.resumed = len;
         self.searching = false;
         self.question = None;
         Ok(())
@@ -81,16 +69,16 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
         if self.searching {
-            let text = "data came before its beginning was said; send again".to_owned();
-            return Err((Status::Inconsistent, text));
+            let text = "data came before its beginning was said; send again";
+            return Err(inconsistent(text));
         }
-        let arrived = self.sequence.arrived(index, message.len() as u64);
-        arrived.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
+        let arrived = self.tally.sequence.arrived(index, message.len() as u64);
+        arrived.map_err(inconsistent)?;
         if !self.is_due(index) {
             let most = [AHEAD_MAX, EARLY_MAX][usize::from(self.destination.in_order())];
             if self.early.len() == most {
                 let text = "messages came further out of order than can be borne; send smaller ones";
-                return Err((Status::Inconsistent, text.to_owned()));
+                return Err(inconsistent(text));
             }
             self.early.push((index, message));
             return Ok(());
@@ -114,7 +102,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         (totals, quota): (&mut Totals, &mut Quota),
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
-        let (offset, len) = (self.sequence.offset(index), bytes.len() as u64);
+        let (offset, len) = (self.tally.sequence.offset(index), bytes.len() as u64);
         let shown = self.take_shown(index, len)?;
         let failed = |error: OutputError| (Status::WriteFailed, error.text);
         quota.check(len - shown.bytes()).map_err(failed)?;
@@ -126,7 +114,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
             let written = self.destination.write_at(offset + part.start, rest, between);
             written.map_err(failed)?;
             quota.taken += rest.len() as u64;
-            self.written += rest.len() as u64;
+            self.tally.written += rest.len() as u64;
         }
         totals.bytes += len;
         totals.messages += 1;

@@ -12,7 +12,7 @@ use crate::transfer::wire::{Plan, Status};
 /// How long it is held against an address that a transfer came to nothing.
 pub(super) const WASTED_FOR: Duration = Duration::from_secs(10);
 
-/// An address with so many of these has no grace: its places are others' unless something comes.
+/// An address with this number of these has no grace: its places are others' unless something comes.
 pub(super) const WASTED_BORNE: usize = 8;
 
 /// Such transfers that are remembered, and those of one address, which begins no more then: each costs a file.
@@ -38,15 +38,19 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         if self.wasted_by(from) >= WASTED_MAX.1 {
             return false;
         }
-        let closing = self.closing.iter().map(|closing| closing.over.from);
-        let holders = self.active.iter().map(|incoming| incoming.from).chain(closing);
+        let closing = self.closing.iter().map(|closing| closing.tally.from);
+        let holders = self
+            .active
+            .iter()
+            .map(|incoming| incoming.tally.from)
+            .chain(closing);
         let most = self.output.concurrent_max();
         let has_share = holders.clone().filter(|holder| *holder == from).count() < most.div_ceil(2);
         if !has_share || holders.count() >= most {
             let gives_way = |position: &usize| {
                 let incoming = &self.active[*position];
-                let is_spoilt = incoming.destination.in_order() && incoming.written > 0;
-                incoming.idle_at <= now && (has_share || incoming.from == from) && !is_spoilt
+                let is_spoilt = incoming.destination.in_order() && incoming.tally.written > 0;
+                incoming.idle_at <= now && (has_share || incoming.tally.from == from) && !is_spoilt
             };
             let idle = (0..self.active.len()).filter(gives_way);
             let Some(position) = idle.min_by_key(|position| self.active[*position].idle_at) else {
@@ -64,7 +68,7 @@ pub(super) fn patience_with(plan: Plan) -> Duration {
     UNUSED_MAX + at_disk_pace(plan.longest_message())
 }
 
-/// The time that so many bytes take at 32 MiB a second.
+/// The time that these bytes take at 32 MiB a second.
 pub(super) fn at_disk_pace(bytes: u64) -> Duration {
     Duration::from_secs(bytes >> 25)
 }

@@ -12,6 +12,11 @@ pub(super) struct Quota {
 }
 
 impl Quota {
+    /// What was counted does not count any more.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.taken = self.taken.saturating_sub(bytes);
+    }
+
     /// Whether `len` bytes more may come.
     pub(super) fn check(&self, len: u64) -> Result<(), OutputError> {
         let left = self.max - self.taken;

@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 use std::time::Instant;
 
 use super::quota::Quota;
-use super::{AHEAD_LEN_MAX, Incoming, Receiver};
+use super::{AHEAD_LEN_MAX, Incoming, Receiver, inconsistent};
 use crate::output::FILE_PIECE_LEN;
 use crate::transfer::wire::Status;
 
@@ -66,7 +66,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     /// Whether a transfer of this peer's is under way.
     #[must_use]
     pub fn is_receiving_from(&self, peer: P) -> bool {
-        self.active.iter().any(|incoming| incoming.peer == peer)
+        self.active.iter().any(|incoming| incoming.tally.peer == peer)
     }
 
     /// Bytes that are written of messages that are not whole.
@@ -113,7 +113,7 @@ impl<P, M> Incoming<P, M> {
         quota: &Quota,
     ) -> Option<Range<u64>> {
         let in_order = self.destination.in_order();
-        if self.searching || !self.sequence.expects(index, len, in_order) || !self.is_due(index) {
+        if self.searching || !self.tally.sequence.expects(index, len, in_order) || !self.is_due(index) {
             return None;
         }
         let nothing = Shown::new(index, len);
@@ -139,11 +139,11 @@ impl<P, M> Incoming<P, M> {
         quota: &mut Quota,
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
-        let offset = self.sequence.offset(index) + part.start;
+        let offset = self.tally.sequence.offset(index) + part.start;
         let written = self.destination.write_at(offset, bytes, between);
         written.map_err(|error| (Status::WriteFailed, error.text))?;
         quota.taken += bytes.len() as u64;
-        self.written += bytes.len() as u64;
+        self.tally.written += bytes.len() as u64;
         match self.shown.iter_mut().find(|known| known.index == index) {
             Some(known) => known.wrote(part),
             None => {
@@ -159,10 +159,9 @@ impl<P, M> Incoming<P, M> {
     pub(super) fn take_shown(&mut self, index: u32, len: u64) -> Result<Shown, (Status, String)> {
         let known = self.shown.iter().position(|known| known.index == index);
         match known.map(|known| self.shown.swap_remove(known)) {
-            Some(known) if known.len != len => {
-                let text = "a message has another length than was announced; send again";
-                Err((Status::Inconsistent, text.to_owned()))
-            }
+            Some(known) if known.len != len => Err(inconsistent(
+                "a message has another length than was announced; send again",
+            )),
             known => Ok(known.unwrap_or_else(|| Shown::new(index, len))),
         }
     }
@@ -174,9 +173,10 @@ impl<P, M> Incoming<P, M> {
         } else {
             AHEAD_LEN_MAX
         };
-        self.sequence
+        self.tally
+            .sequence
             .offset(index)
-            .saturating_sub(self.sequence.contiguous())
+            .saturating_sub(self.tally.sequence.contiguous())
             <= most
     }
 
@@ -186,8 +186,12 @@ impl<P, M> Incoming<P, M> {
         if self.searching {
             return Some(0);
         }
-        let end = self.sequence.contiguous();
+        let end = self.tally.sequence.contiguous();
         self.destination.cut(end).ok()?;
-        Some(self.written.saturating_sub(end.saturating_sub(self.resumed)))
+        Some(
+            self.tally
+                .written
+                .saturating_sub(end.saturating_sub(self.tally.resumed)),
+        )
     }
 }
