@@ -16,7 +16,7 @@ use lm_dataplane::{Endpoint, IdleStrategy, MemoryConfig};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_realtime::{
-    Blocks, Deadline, Foreign, Info, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic,
+    Deadline, Foreign, Info, OpenError, RealTime, RtSocket, SendOptions, SocketConfig, monotonic,
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -216,20 +216,13 @@ fn open_beyond_memlock() {
         let mut endpoint = veth::open("va", IDLE);
         let real_time = RealTime::new(&mut endpoint, None, monotonic).expect("no other handler");
         bed::drop_capability(CAP_IPC_LOCK);
-        let most = Some(6 << 20);
-        let limit = Rlimit {
-            current: most,
-            maximum: most,
+        let lock_at_most = |bytes| {
+            let [current, maximum] = [Some(bytes); 2];
+            setrlimit(Resource::Memlock, Rlimit { current, maximum }).expect("a lower limit");
         };
-        setrlimit(Resource::Memlock, limit).expect("a lower limit");
-        let blocks = Blocks {
-            of_16: 60,
-            ..Blocks::default()
-        };
-        let config = SocketConfig {
-            blocks,
-            ..SocketConfig::default()
-        };
+        lock_at_most(6 << 20);
+        let mut config = SocketConfig::default();
+        config.blocks.of_16 = 60;
         let before = locked_kb();
         let text = logged(|| {
             for _ in 0..2 {
@@ -246,12 +239,8 @@ fn open_beyond_memlock() {
         real_time
             .socket(&mut endpoint, 1, &SocketConfig::default())
             .expect("its number is free, and it is smaller");
-        // Who may lock nothing is told so, and what to do.
-        let none = Rlimit {
-            current: Some(0),
-            maximum: Some(0),
-        };
-        setrlimit(Resource::Memlock, none).expect("a lower limit");
+        // A process that may lock nothing is told so, and what to do.
+        lock_at_most(0);
         let error = real_time
             .socket(&mut endpoint, 1, &SocketConfig::default())
             .expect_err("not permitted");

@@ -16,7 +16,7 @@ use forger::{Forger, encoded, message};
 use lm_dataplane::Endpoint;
 use lm_protocol::control::{ControlMessage, Proof};
 use lm_protocol::wire::lm::{LmHeader, RealTimePacket, TYPE_REALTIME, Trailer};
-use lm_realtime::{Blocks, RtSocket, SendOptions, SocketConfig};
+use lm_realtime::{RtSocket, SendOptions, SocketConfig};
 
 const PORT: u16 = 1;
 /// Packets that a flood has in each round.
@@ -33,13 +33,8 @@ struct Hosts<'a> {
 
 impl Hosts<'_> {
     fn new(pair: &Pair) -> Hosts<'_> {
-        let config = SocketConfig {
-            blocks: Blocks {
-                of_1: 18,
-                ..Blocks::default()
-            },
-            ..SocketConfig::default()
-        };
+        let mut config = SocketConfig::default();
+        config.blocks.of_1 = 18;
         let (ends, sockets) = veth::connected(pair, &config);
         let mut hosts = Hosts {
             ends,

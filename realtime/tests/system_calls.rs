@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bed::Pair;
 use lm_dataplane::{Endpoint, IdleStrategy};
-use lm_realtime::{Blocks, RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 
 const TEST: &str = "nothing_but_wake_ups_receiving_and_clocks";
 /// In a child: which thread makes a call that is not allowed, or none does.
@@ -77,15 +77,11 @@ fn confine() {
 
 fn socket(endpoint: &mut Endpoint) -> RtSocket {
     let real_time = RealTime::new(endpoint, None, monotonic).expect("no other handler");
-    let config = SocketConfig {
+    let mut config = SocketConfig {
         frames: 48,
-        blocks: Blocks {
-            of_1: 18,
-            of_4: 18,
-            ..Blocks::default()
-        },
         ..SocketConfig::default()
     };
+    (config.blocks.of_1, config.blocks.of_4) = (18, 18);
     real_time.socket(endpoint, 1, &config).expect("memory")
 }
 

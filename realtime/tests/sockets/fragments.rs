@@ -44,18 +44,10 @@ fn messages_of_many_fragments_come_whole_or_are_counted_as_lost() {
             }
         }
         assert!(numbers.is_sorted_by(|a, b| a.0 < b.0), "seed {seed}: {numbers:?}");
-        assert_eq!(
-            numbers.last().expect("some came").0,
-            lens.len() - 1,
-            "seed {seed}"
-        );
-        for pair in numbers.windows(2) {
-            assert_eq!(
-                pair[1].0 - pair[0].0 - 1,
-                pair[1].1 as usize,
-                "seed {seed}: {pair:?}"
-            );
-        }
+        let last = numbers.last().expect("some came").0;
+        assert_eq!(last, lens.len() - 1, "seed {seed}");
+        let is_told = |pair: &[(usize, u32)]| pair[1].0 - pair[0].0 - 1 == pair[1].1 as usize;
+        assert!(numbers.windows(2).all(is_told), "seed {seed}: {numbers:?}");
         let statistics = bed.sockets[1].statistics();
         assert_eq!(statistics.whole as usize, numbers.len(), "seed {seed}");
         let behind_first = lens.len() - numbers[0].0;
@@ -65,25 +57,12 @@ fn messages_of_many_fragments_come_whole_or_are_counted_as_lost() {
             (behind_first..=lens.len()).contains(&(among as usize)),
             "seed {seed}: {statistics:?}"
         );
-        let of_several = numbers
-            .iter()
-            .map(|(number, _)| lens[*number])
-            .filter(|len| *len > 1416);
-        assert_eq!(
-            statistics.copied_bytes,
-            of_several.map(|len| len as u64).sum::<u64>(),
-            "seed {seed}"
-        );
-        assert_eq!(
-            (statistics.no_block, statistics.refused_packets),
-            (0, 0),
-            "seed {seed}"
-        );
-        assert_eq!(
-            bed.sockets[0].statistics().sent as usize,
-            lens.len(),
-            "seed {seed}"
-        );
+        let came = numbers.iter().map(|(number, _)| lens[*number] as u64);
+        let of_several = came.filter(|len| *len > 1416).sum::<u64>();
+        assert_eq!(statistics.copied_bytes, of_several, "seed {seed}");
+        let refused = statistics.no_block + statistics.refused_packets;
+        let sent = bed.sockets[0].statistics().sent as usize;
+        assert_eq!((refused, sent), (0, lens.len()), "seed {seed}: {statistics:?}");
         (lost, whole) = (lost + statistics.lost, whole + statistics.whole);
     }
     assert!(lost > 500 && whole > 5000, "{lost} lost, {whole} whole");

@@ -16,7 +16,7 @@ use lm_dataplane::{ConnectOptions, PeerId};
 use lm_examples::{World, small};
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, Deadline, OpenError, RealTime, RtSocket, SendOptions, SocketConfig};
+use lm_realtime::{Blocks, Deadline, OpenError, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig};
 use lm_sim::{Impairments, Semantics};
 
 const PORT: u16 = 5000;
@@ -96,6 +96,11 @@ impl Bed {
     /// Hands the first host's socket a message, for which there is room.
     fn send(&mut self, message: &[u8], options: SendOptions) {
         self.sockets[0].send(message, options).expect("polled");
+    }
+
+    /// The messages that have come to the second host's socket.
+    fn received(&mut self) -> impl Iterator<Item = RtMessage> {
+        std::iter::from_fn(|| self.sockets[1].recv())
     }
 
     /// Lets time pass in which nobody polls.

@@ -10,7 +10,7 @@ use lm_protocol::admission::ClusterKey;
 use lm_protocol::smoother::Parameters;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_REALTIME};
-use lm_realtime::{Deadline, OpenError, RealTime, RtSocket, SendError, SendOptions, SocketConfig};
+use lm_realtime::{Deadline, OpenError, RealTime, RtMessage, RtSocket, SendError, SendOptions, SocketConfig};
 use lm_sim::{Delivery, Semantics};
 
 use crate::{Bed, PORT, exact, link, options};
@@ -86,7 +86,8 @@ fn the_first_priority_leaves_first_and_what_is_late_does_not_leave() {
     bed.pause(Duration::from_millis(1));
     bed.world.round();
     bed.world.round();
-    let came: Vec<(u8, u32)> = std::iter::from_fn(|| bed.sockets[1].recv())
+    let came: Vec<(u8, u32)> = bed
+        .received()
         .map(|message| (message[0], message.info().number))
         .collect();
     assert_eq!(
@@ -183,7 +184,8 @@ fn what_comes_late_is_dropped_or_marked_as_the_socket_chose() {
         bed.send(b"late", options(0, 900));
         bed.send(b"in time", options(0, 2000));
         bed.rounds(100);
-        let came: Vec<(Vec<u8>, bool)> = std::iter::from_fn(|| bed.sockets[1].recv())
+        let came: Vec<(Vec<u8>, bool)> = bed
+            .received()
             .map(|message| (message.to_vec(), message.info().late))
             .collect();
         let in_time = (b"in time".to_vec(), false);
@@ -231,9 +233,7 @@ fn the_oldest_gives_way_where_nobody_polls_or_nobody_receives() {
     assert_eq!((statistics.sent, statistics.superseded), (4, 4));
     bed.send(&[8], options(0, 0));
     bed.rounds(3);
-    let came: Vec<u8> = std::iter::from_fn(|| bed.sockets[1].recv())
-        .map(|message| message[0])
-        .collect();
+    let came: Vec<u8> = bed.received().map(|message| message[0]).collect();
     assert_eq!(came, [5, 6, 7, 8]);
     assert_eq!(bed.sockets[1].statistics().superseded_here, 1);
 }
@@ -447,20 +447,15 @@ fn a_thread_of_its_own_sends_and_receives() {
         }
         socket
     });
+    let number = |message: RtMessage| u32::from_be_bytes(message[..].try_into().expect("four bytes"));
     let mut came = Vec::new();
     while !sender.is_finished() {
         bed.round();
-        came.extend(
-            std::iter::from_fn(|| bed.sockets[1].recv())
-                .map(|message| u32::from_be_bytes(message[..].try_into().expect("four bytes"))),
-        );
+        came.extend(bed.received().map(number));
     }
     let socket = sender.join().expect("no panic");
     bed.rounds(50);
-    came.extend(
-        std::iter::from_fn(|| bed.sockets[1].recv())
-            .map(|message| u32::from_be_bytes(message[..].try_into().expect("four bytes"))),
-    );
+    came.extend(bed.received().map(number));
     let (sent, receiver) = (socket.statistics(), bed.sockets[1].statistics());
     assert!(came.is_sorted_by(|a, b| a < b));
     assert_eq!(sent.sent + sent.superseded, 1000, "{sent:?}");
