@@ -19,6 +19,12 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
+/// A transfer to this path that begins.
+fn begun(path: &Path, force: bool, total_len: Option<u64>) -> Destination {
+    let mut output = Output::new(path, force).unwrap();
+    output.begin(total_len, None, false).unwrap()
+}
+
 #[test]
 fn a_file_appears_only_when_complete() {
     let scratch = Scratch::new("output-file");
@@ -57,10 +63,7 @@ fn nothing_is_overwritten_without_force() {
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(names(scratch.path()), ["x"]);
 
-    let mut destination = Output::new(&path, true)
-        .unwrap()
-        .begin(Some(3), None, false)
-        .unwrap();
+    let mut destination = begun(&path, true, Some(3));
     destination.write_at(0, b"new", &mut go()).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"old");
     destination.finish().unwrap();
@@ -74,10 +77,7 @@ fn a_dangling_link_counts_as_existing_and_a_live_one_is_followed() {
     symlink(&file, &link).unwrap();
     assert_eq!(Output::new(&link, false).unwrap_err().refusal, Refusal::Exists);
     fs::write(&file, b"old").unwrap();
-    let mut destination = Output::new(&link, true)
-        .unwrap()
-        .begin(None, None, false)
-        .unwrap();
+    let mut destination = begun(&link, true, None);
     destination.write_at(0, b"new", &mut go()).unwrap();
     destination.finish().unwrap();
     assert_eq!(fs::read(&file).unwrap(), b"new");
@@ -149,10 +149,7 @@ fn a_device_is_written_into_and_never_replaced() {
     );
     destination.finish().unwrap();
     assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
-    let mut full = Output::new(Path::new("/dev/full"), false)
-        .unwrap()
-        .begin(Some(3), None, false)
-        .unwrap();
+    let mut full = begun(Path::new("/dev/full"), false, Some(3));
     assert_eq!(
         full.write_at(0, b"abc", &mut go()).unwrap_err().refusal,
         Refusal::DiskFull

@@ -68,11 +68,13 @@ fn the_longest_fits() {
             digests: vec![[0xff; 32]; DIGESTS_MAX],
         },
     ];
-    assert!(
-        longest
-            .iter()
-            .all(|control| control.encode().len() <= CONTROL_LEN_MAX)
-    );
+    let fits = |control: &Control| control.encode().len() <= CONTROL_LEN_MAX;
+    assert!(longest.iter().all(fits));
+    let [_, mut more] = longest;
+    if let Control::Digests { digests, .. } = &mut more {
+        digests.push([0; 32]);
+    }
+    assert!(Control::parse(&more.encode()).is_err(), "one digest more");
 }
 
 #[test]

@@ -508,3 +508,13 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// These are there and nothing else, and each of them is a file of this length.
+#[track_caller]
+pub(crate) fn expect_files(directory: &Path, len: usize, expected: &[&str]) {
+    assert_eq!(names(directory), expected);
+    for name in expected {
+        let read = fs::read(directory.join(name)).unwrap();
+        assert!(read == content(len), "the bytes of {name} differ");
+    }
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Ended, Host, INTERFACE, Tool, content, names, wait_until};
+use crate::bed::{Bed, Ended, Host, INTERFACE, Tool, content, expect_files, names, wait_until};
 
 /// Slow enough that a transfer outlasts what is done to it, and that tests beside it notice nothing.
 const RATE: &str = "100M";
@@ -60,9 +60,7 @@ impl Transfer {
                 (&1.into(), &0.into())
             );
         }
-        assert_eq!(names(&self.directory), ["transfer-000001"]);
-        let written = fs::read(self.directory.join("transfer-000001")).unwrap();
-        assert!(written == content(self.len), "the bytes differ");
+        expect_files(&self.directory, self.len, &["transfer-000001"]);
     }
 }
 

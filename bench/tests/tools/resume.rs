@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::bed::{Bed, Ended, Host, Tool, content, names, wait_until};
+use crate::bed::{Bed, Ended, Host, Tool, content, expect_files, names, wait_until};
 use rustix::process::Signal;
 
 pub(crate) const LEN: usize = 12 << 20;
@@ -45,15 +45,6 @@ pub(crate) fn resume(bed: &Bed, file: &Path) -> u64 {
     resumed
 }
 
-/// These are there and nothing else, and each of them is the file.
-fn expect_files(directory: &Path, expected: &[&str]) {
-    assert_eq!(names(directory), expected);
-    for name in expected {
-        let read = fs::read(directory.join(name)).unwrap();
-        assert!(read == content(LEN), "the bytes of {name} differ");
-    }
-}
-
 #[test]
 fn after_the_receiver_was_killed() {
     let Some(bed) = Bed::new() else { return };
@@ -79,7 +70,7 @@ fn after_the_receiver_was_killed() {
         assert_eq!(report["resumed_bytes"], resumed);
         assert_eq!(report["bytes"], LEN as u64 - resumed);
     }
-    expect_files(&directory, &["named", "transfer-000001"]);
+    expect_files(&directory, LEN, &["named", "transfer-000001"]);
 }
 
 #[test]
@@ -121,10 +112,8 @@ fn after_the_sender_was_killed_or_stopped() {
     assert_eq!(sent.expect_code(0).json()["resumed_bytes"], 0);
     let report = receiver.interrupt().expect_code(130).json();
     assert_eq!(report["resumed_bytes"], resumed);
-    expect_files(
-        &directory,
-        &["transfer-000001", "transfer-000002", "transfer-000003"],
-    );
+    let files = ["transfer-000001", "transfer-000002", "transfer-000003"];
+    expect_files(&directory, LEN, &files);
 }
 
 /// Whatever lies in the part's place: what is the file's beginning is not sent, and all that differs is.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::thread;
 
-use crate::bed::{Bed, Host, RECEIVER, content, names};
+use crate::bed::{Bed, Host, RECEIVER, content, expect_files, names};
 
 #[test]
 fn files_of_many_sizes_into_a_directory() {
@@ -153,13 +153,8 @@ fn count_and_repeat() {
     assert_eq!(sent.expect_code(0).json()["transfers"], 3);
     let received = receiver.end();
     assert_eq!(received.expect_code(0).json()["bytes"], 600_000);
-    assert_eq!(
-        names(&directory),
-        ["transfer-000001", "transfer-000002", "transfer-000003"]
-    );
-    for name in names(&directory) {
-        assert!(fs::read(directory.join(name)).unwrap() == content(200_000));
-    }
+    let files = ["transfer-000001", "transfer-000002", "transfer-000003"];
+    expect_files(&directory, 200_000, &files);
 }
 
 #[test]
