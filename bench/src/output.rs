@@ -320,8 +320,8 @@ impl Output {
         })
     }
 
-    /// A transfer from this address broke, of which these bytes are counted. Whether what was written of it can be kept: one address has
-    /// half of what is kept at most, and its own oldest goes first.
+    /// A transfer from this address broke, of which these bytes are counted. Whether what was written of it can be kept: one
+    /// address has half of what is kept at most, and its own oldest goes first.
     pub fn keep(&mut self, destination: &Destination, from: Ipv4Addr, counted: u64) -> bool {
         let part = destination.part();
         part.is_some_and(|part| self.parts.add(part, from, counted))

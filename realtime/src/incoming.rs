@@ -80,8 +80,8 @@ impl Incoming {
         }
     }
 
-    /// A message is whole at `host_now` by the clock that senders go by, and its last packet had `waited` here. `is_one_clock`: its sender's is
-    /// the same. `None`: a newer one has come, or it came already.
+    /// A message is whole at `host_now` by the clock that senders go by, and its last packet had `waited` here.
+    /// `is_one_clock`: its sender's is the same. `None`: a newer one has come, or it came already.
     pub(crate) fn came(
         &mut self,
         packet: &RealTimePacket<'_>,

@@ -371,7 +371,7 @@ pub struct RtSocket {
 impl RtSocket {
     /// Sends to socket `port` of a peer from now on, and to the one before no more: what has not left for that is not sent, and lent memory
     /// comes back. A peer that does not know this endpoint is sent an empty small message, for it takes real-time packets from no stranger,
-    /// and has nobody to report to. Messages wait until it has said what they have to show.
+    /// and has none to report to. Messages wait until it has said what they have to show.
     ///
     /// # Errors
     /// [`OpenError::Flow`], [`OpenError::OtherEndpoint`], [`OpenError::Greeting`].

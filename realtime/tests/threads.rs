@@ -213,7 +213,7 @@ fn a_loop_ahead_of_the_bulk_thread_on_its_core_waits_for_nobody() {
     let (waited, sleeps) = (seen.switches - seen.sleeps, seen.sleeps);
     assert!(
         waited < i64::from(LOOPS) / 20,
-        "it waited {waited} times beside its own {sleeps} sleeps"
+        "{waited} waits beside {sleeps} sleeps"
     );
     assert!(seen.ran < seen.took / 2, "{:?} of {:?}", seen.ran, seen.took);
     assert!(bytes > 2 << 20, "{bytes} bytes of bulk");

@@ -293,14 +293,13 @@ fn transfers_without_progress_hold_no_places() {
     strangers.extend(begin(Ipv4Addr::new(10, 77, 0, 67)));
     assert_eq!(strangers.len(), 16);
     // They say that they are there, and then they begin anew each time, as if that were progress.
+    let transfer = TransferId::new(1).unwrap();
     for first in [1, 2] {
         let mut number = first;
         wait_until("no place for a sender", || {
             for (stranger, key) in strangers.iter_mut().zip(0..) {
                 match first {
-                    1 => stranger.say(&Control::Alive {
-                        transfer: TransferId::new(1).unwrap(),
-                    }),
+                    1 => stranger.say(&Control::Alive { transfer }),
                     _ => _ = stranger.start(number, endless(1000), key, false),
                 }
                 stranger.hear();
@@ -312,8 +311,8 @@ fn transfers_without_progress_hold_no_places() {
     receiver.interrupt().expect_code(130);
 }
 
-/// More parts are there than are kept; then an address breaks off more transfers than its share: of those that have more than theirs the
-/// oldest go, and a sender's that waits to be resumed stays.
+/// More parts are there than are kept; then an address breaks off more transfers than its share: of those that have more
+/// than theirs the oldest go, and a sender's that waits to be resumed stays.
 #[test]
 fn parts_are_evicted_by_their_own_address_alone() {
     let Some(bed) = Bed::new() else { return };

@@ -38,7 +38,8 @@ const ASK_AFTER: Duration = Duration::from_secs(3);
 /// is what a well-behaved sender needs.
 const EARLY_MAX: usize = 64;
 
-/// A file's message is written before those ahead of it where the hole that it leaves has these bytes at most: what one sender has under way.
+/// A file's message is written before those ahead of it where the hole that it leaves has these bytes at most: what one
+/// sender has under way.
 const AHEAD_LEN_MAX: u64 = SEND_MEMORY_MAX;
 
 /// Messages of a file that are further ahead: the last, short one can overtake a long one.

@@ -32,7 +32,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         self.question = hasher.ask(&question).then_some(question);
     }
 
-    /// So many bytes came.
+    /// These bytes came.
     pub(super) fn came(&mut self, bytes: u64, now: Instant) {
         let counts = BYTE_TIME.saturating_mul(bytes.try_into().unwrap_or(u32::MAX));
         self.idle_at = (self.idle_at.max(now) + counts).min(now + patience_with(self.plan));

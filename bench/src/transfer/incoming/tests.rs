@@ -358,7 +358,8 @@ fn strangers_cannot_touch_a_transfer() {
     );
 }
 
-/// Transfers that end as soon as they have begun, of one address and then of hundreds: of all that is remembered each has a share.
+/// Transfers that end as soon as they have begun, of one address and then of hundreds: of all that is remembered each has
+/// a share.
 #[test]
 fn what_is_over_is_remembered_within_bounds() {
     let mut bed = Bed::new();
