@@ -54,9 +54,7 @@ impl Hosts<'_> {
                 sent.expect("it is polled");
             }
             beside(round);
-            for end in &mut self.ends {
-                end.poll();
-            }
+            self.ends.iter_mut().for_each(|end| _ = end.poll());
             while let Some(message) = self.sockets[1].recv() {
                 if message.len() == len {
                     return true;
@@ -155,7 +153,8 @@ fn address(hosts: &Hosts<'_>, last: u8) -> Ipv4Addr {
     ip
 }
 
-/// Hundreds of flows of one address, then thousands of many: 64 and 1024 are known, and a round in which nothing comes looks at none of them.
+/// Hundreds of flows of one address, then thousands of many: 64 and 1024 are known, and a round in
+/// which nothing comes looks at none of them.
 #[test]
 fn flows_of_strangers_are_bounded_and_cost_nothing_while_they_are_silent() {
     attacked(|hosts| {

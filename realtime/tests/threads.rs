@@ -151,8 +151,8 @@ fn control(socket: &mut RtSocket) -> Seen {
     }
 }
 
-/// What `work` gives on the first host, whose socket is connected to one that answers on a thread of the second meanwhile, and the bytes that
-/// this one took in bulk.
+/// What `work` gives on the first host, whose socket is connected to one that answers on a thread of the second meanwhile, and the
+/// bytes that this one took in bulk.
 fn against_answers<T: Send>(
     (queues, idle): (u32, IdleStrategy),
     work: impl FnOnce(&mut Endpoint, PeerId, RtSocket) -> T + Send,
@@ -209,7 +209,7 @@ fn a_loop_ahead_of_the_bulk_thread_on_its_core_waits_for_nobody() {
         return;
     };
     assert_eq!((seen.came, statistics.superseded), (LOOPS, 0), "{statistics:?}");
-    // A loop that waited for the other thread would do so in each turn; of a page the kernel may have it wait now and then.
+    // A loop that waited for the other thread would do so in each turn; the kernel may have it wait for a page.
     let (waited, sleeps) = (seen.switches - seen.sleeps, seen.sleeps);
     assert!(
         waited < i64::from(LOOPS) / 20,
