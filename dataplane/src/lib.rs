@@ -1,4 +1,59 @@
-//! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
+//! LM endpoints on AF_XDP: messages between hosts without copies in user space.
+//!
+//! An [`Endpoint`] is one interface's UDP port as a program uses it. Memory is taken when it opens; a program writes
+//! messages into that memory and reads received ones from it. One thread at a time drives an endpoint, by its calls.
+//!
+//! # A first message
+//!
+//! The sender connects, borrows a region, fills it and sends it. Messages of more than one packet need a session, which
+//! [`Endpoint::connect`] asks for:
+//!
+//! ```no_run
+//! use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig};
+//! use std::{io::Write, time::Duration};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = EndpointConfig { interface: "eth1".into(), ..EndpointConfig::default() };
+//! let mut endpoint = Endpoint::open(&config)?;
+//! let options = ConnectOptions { max_message_len: 1 << 20, ..ConnectOptions::default() };
+//! let peer = endpoint.connect("10.0.0.2:7168".parse()?, &options)?;
+//! let mut region = endpoint.loan(peer, 1 << 20)?; // memory that the driver reads
+//! region.write_all(&[7; 1 << 20])?; // skips the holes for headers
+//! endpoint.send(region, 42)?; // 42: a tag for the receiver
+//! endpoint.send_copy(peer, b"a small one", 43)?; // one packet: copied, no session needed
+//! endpoint.flush(Duration::from_secs(10))?; // until the receiver has confirmed both
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The receiver takes messages. Each is one slice of the memory in which it landed, given back when it is dropped:
+//!
+//! ```no_run
+//! use lm_dataplane::{Endpoint, EndpointConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = EndpointConfig { interface: "eth1".into(), port: 7168, ..EndpointConfig::default() };
+//! let mut endpoint = Endpoint::open(&config)?;
+//! let message = endpoint.recv(None)?;
+//! println!("{} bytes, tag {}, from {:?}", message.len(), message.tag(), message.peer());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where to go on
+//!
+//! | wish | see |
+//! |---|---|
+//! | calls that do not wait | [`Endpoint::try_send`], [`Endpoint::try_recv`], [`Endpoint::poll`] |
+//! | sleep in an epoll of one's own | [`Endpoint::until_poll`] |
+//! | what became of a message | [`Endpoint::try_completion`], [`Outcome`], [`Delivery`] |
+//! | send while writing, read while arriving | [`PeerHandle::begin`], [`PeerHandle::watch`], [`Incoming`] |
+//! | choose where messages land | [`Extensions::place_by`], [`ZoneSource`] |
+//! | packets of one's own, rate limits | [`Flow`], [`Handler`], [`Shaper`] |
+//! | another device | [`port::Port`], [`Endpoint::over`] |
+//! | mode, counters, warnings | [`Endpoint::status`], [`Endpoint::counters`] |
+//!
+//! `dataplane/examples` has `echo`, `ping` and `file`; `ARCHITECTURE.md` the data's path and its invariants.
 
 // Unit tests of the engine run on the simulated NIC. It is a crate that uses this one, so they compile its source as a module here.
 #[cfg(any(test, feature = "fuzzing"))]

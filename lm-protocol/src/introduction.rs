@@ -19,7 +19,7 @@
 //! A challenge proves its sender too: it names X, which only the challenged address was told. The challenged endpoint takes the
 //! challenger's incarnation from it where it knows none.
 //!
-//! `docs/introductions.md` says which attacks this ends; `tests/introduction.rs` explores all orders of a small world.
+//! `docs/security.md` says which attacks this ends; `tests/introduction.rs` explores all orders of a small world.
 
 use crate::control::Proof;
 use crate::time::Time;

@@ -40,7 +40,7 @@ const LONG_VARIABLE: &str = "LM_LONG";
 /// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
 /// the daemons grow in neither descriptors nor memory. Needs root.
 ///
-/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/ci.md lists them).
+/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/testing.md lists them).
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -176,7 +176,7 @@ mod tests {
     /// What an ordinary run leaves out stands on the page, and is nowhere more than nine tenths.
     #[test]
     fn the_page_lists_every_long_loop() {
-        let page = std::fs::read_to_string(root().join("docs/ci.md")).unwrap();
+        let page = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
         let mut loops = 0;
         for entry in std::fs::read_dir(root().join("dataplane/src/sim_tests")).unwrap() {
             let path = entry.unwrap().path();

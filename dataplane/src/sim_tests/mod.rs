@@ -52,7 +52,7 @@ mod zero_copy;
 mod zero_copy_ipfrag;
 mod zero_copy_losses;
 
-/// Makes the long loops run in full: `cargo xtask soak --long` sets it. docs/ci.md lists them.
+/// Makes the long loops run in full: `cargo xtask soak --long` sets it. docs/testing.md lists them.
 const LONG_VARIABLE: &str = "LM_LONG";
 
 /// How often a long loop runs: in ordinary runs of the tests, or in full.

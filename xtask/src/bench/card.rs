@@ -1,5 +1,5 @@
 //! `cargo xtask bench card`: LM beside bare AF_XDP and the kernel's sockets on emulated cards, in time that is counted in instructions, so that
-//! what this machine does meanwhile does not show. What that clock sees and what not: docs/card-bench.md.
+//! what this machine does meanwhile does not show. What that clock sees and what not: docs/testing.md.
 
 pub(super) mod baseline;
 
@@ -56,7 +56,7 @@ const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 /// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
 ///
 /// Everything runs in the virtual machine of `cargo xtask vm`. Rounds of a row agree within 1 %, whatever else this machine does; a row whose rounds do not
-/// says so, and what fails is told and not repeated. docs/card-bench.md says what this clock does not see.
+/// says so, and what fails is told and not repeated. docs/testing.md says what this clock does not see.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Kinds of cards.
