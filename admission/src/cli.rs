@@ -96,7 +96,7 @@ NOTES
   and root or CAP_SYS_ADMIN for a moment where bpffs is not mounted. Who is not
   root names folders and a bpffs of its own (--socket, --state-dir, --bpffs).
   Admission is authenticated by the cluster's key; data is neither encrypted
-  nor authenticated. THREATS.md says who can do what.";
+  nor authenticated. docs/security.md has the threats.";
 
 /// Does what a command line says.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
