@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use lm_measure::stdout;
 
-use crate::{bench, dist, fuzz, gate, hold, models, run as demonstration, soak, testbed, verify, vm};
+use crate::{bench, dist, fuzz, gate, hold, models, run as demonstration, soak, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -34,7 +34,6 @@ enum Command {
     Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
-    Testbed(testbed::Arguments),
     Vm(vm::Arguments),
     Gate(gate::Arguments),
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
@@ -44,8 +43,6 @@ enum Command {
     Dist(dist::Arguments),
     #[command(hide = true)]
     UdpReceive(demonstration::UdpReceiveArguments),
-    #[command(hide = true)]
-    TestbedKeep(testbed::KeepArguments),
     #[command(hide = true)]
     VmCheck(vm::checks::CheckArguments),
     #[command(hide = true)]
@@ -83,9 +80,7 @@ fn run(command: Command) -> Result<()> {
         Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
-        Command::Testbed(arguments) => testbed::run(&arguments),
-        Command::TestbedKeep(arguments) => testbed::keep(&arguments),
-        Command::Vm(arguments) => vm::run(&arguments),
+        Command::Vm(arguments) => vm::command(arguments),
         Command::Gate(arguments) => gate::gate(&arguments),
         Command::Ci => verify::ci(),
         Command::Dist(arguments) => dist::dist(&arguments),

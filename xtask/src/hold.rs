@@ -3,8 +3,10 @@
 use anyhow::Result;
 use lm_measure::rate::BitRate;
 
+use crate::bed::daemons::NOBODY;
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Port, leftovers};
 use crate::machine::two_cores;
+use crate::run::cluster;
 use crate::workspace::Programs;
 
 /// Senders at a switch with a slow port: those of SS-RTUDP, figure 10.
@@ -32,6 +34,13 @@ pub struct Arguments {
     /// Make the cable from each host to the switch slow.
     #[arg(long, value_name = "RATE", conflicts_with = "box", value_parser = |text: &str| text.parse::<BitRate>())]
     cable: Option<BitRate>,
+    /// Make a cluster of equal hosts on one switch instead.
+    #[arg(long, value_name = "N", conflicts_with_all = ["box", "senders", "port", "cable", "mtu"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
+    hosts: Option<u32>,
+    /// With --hosts: an admission daemon on each, so that programs need no privileges: user 65534 may use it.
+    #[arg(long, requires = "hosts")]
+    daemons: bool,
     #[command(flatten)]
     impairments: Impairments,
 }
@@ -39,6 +48,9 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<()> {
     crate::bed::require_root("make network namespaces")?;
+    if let Some(hosts) = arguments.hosts {
+        return keep_cluster(hosts, arguments.daemons);
+    }
     let programs = arguments.with_box.then(Programs::build).transpose()?;
     let slow = arguments.port.is_some() || arguments.cable.is_some();
     let bed = Bed::new(&BedConfig {
@@ -73,6 +85,32 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             "The switch's port towards {address} passes {capacity:.0} packets of {mtu} bytes a second (measured) and keeps {}.",
             port.frames
         );
+    }
+    println!("Ctrl-C removes them.");
+    leftovers::wait_for_signal()
+}
+
+fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
+    let programs = with_daemons.then(Programs::build).transpose()?;
+    let ground = cluster::ground(programs.as_ref(), hosts)?;
+    println!("{hosts} hosts on one switch, joined by {INTERFACE}:");
+    for host in ground.cluster.hosts() {
+        println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
+    }
+    if let Some(daemons) = &ground.daemons {
+        let (to, from) = (&ground.cluster.hosts()[1], &ground.cluster.hosts()[0]);
+        println!("each has an admission daemon, which lets user {NOBODY} in, for example:");
+        for (host, what) in [
+            (to, "lm-recv -i lm0 --count 1 --output /dev/null".to_owned()),
+            (from, format!("lm-send -i lm0 --to {} FILE", to.address())),
+        ] {
+            println!(
+                "  ip netns exec {} setpriv --reuid {NOBODY} --clear-groups {}/{what} --admission {}",
+                host.name(),
+                daemons.folder().display(),
+                daemons.socket(host).display()
+            );
+        }
     }
     println!("Ctrl-C removes them.");
     leftovers::wait_for_signal()

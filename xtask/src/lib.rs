@@ -19,7 +19,6 @@ pub mod size;
 pub mod soak;
 mod tally;
 mod test_programs;
-pub mod testbed;
 pub mod verify;
 pub mod vm;
 pub mod workspace;

@@ -1,26 +1,33 @@
-//! `cargo xtask soak`: many seeds of the simulated world, in parallel processes of one test program.
-//!
-//! The test `sim_tests::soak::seeds_settle` of `lm-dataplane`, or `soak::seeds_settle` of `lm-protocol`'s admission tests, runs the
-//! seeds that `LM_SOAK_SEEDS` names and says one line for each. Here they are handed out in small ranges, counted, and stopped at the
-//! first failure.
+//! `cargo xtask soak`: many seeds of the simulated world, by one test each of `lm-dataplane` and of `lm-protocol`, which shares the
+//! seeds among the processors and stops at the first failure (`lm-protocol/tests/admission/seeds.rs`); and the same questions to real
+//! kernels, by `cluster` and `kernel`.
 
 mod cluster;
-mod driver;
 pub(crate) mod fates;
 mod kernel;
-mod traces;
-pub(crate) mod world;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::workspace::{cargo, run as run_command};
-use world::{ADMISSION, ENGINES, Simulated, World, rates};
+use crate::test_programs::differences;
+use crate::workspace::{cargo, root, run as run_command};
 
 /// Makes the tests' long loops run in full; `dataplane/src/sim_tests/mod.rs` reads it.
 const LONG_VARIABLE: &str = "LM_LONG";
+/// The test that runs seeds of two engines on the simulated NIC.
+const ENGINES: &str = "sim_tests::soak::seeds_settle";
+/// The test that runs seeds of many hosts' admission, and the one that prints how long grants take.
+const ADMISSION: &str = "soak::seeds_settle";
+const RATES: &str = "rates::table";
+/// Seeds that are recorded, from 0 on: a seed and its three hashes, one line a seed.
+const RECORDED: u64 = 2000;
+const SEEDS_FILE: &str = "dataplane/traces/seeds.txt";
+/// A test and the three hashes of all that it ran, one line a test.
+const TESTS_FILE: &str = "dataplane/traces/tests.txt";
+
 /// Run random beds under random impairments on the simulated NIC, seed after seed.
 ///
 /// Each seed is a bed of two hosts, a load and everything that goes wrong: loss, duplication, reordering, delay, foreign
@@ -46,15 +53,12 @@ const LONG_VARIABLE: &str = "LM_LONG";
 /// the seed. Needs root.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// How many seeds on the simulated NIC [default: 1000, with --kernel none]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: Option<u64>,
-    /// The first seed.
+    /// How many seeds on the simulated NIC.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// The first seed; with --cluster it decides what is killed, and contents.
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Processes at a time; as many as there are CPUs by default.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    jobs: Option<u16>,
     /// More kinds of trouble: `corrupt-unverified`, any byte changed where there are no digests either, which
     /// nothing notices; `reading`, messages are read while they arrive.
     #[arg(long, value_name = "KIND,…", conflicts_with = "admission")]
@@ -71,9 +75,6 @@ pub struct Arguments {
     /// With --cluster: for so many seconds.
     #[arg(long, default_value_t = 60, requires = "cluster", value_parser = clap::value_parser!(u32).range(5..=3600))]
     seconds: u32,
-    /// With --cluster: decides who is killed, and contents.
-    #[arg(long, default_value_t = 1, requires = "cluster")]
-    seed: u64,
     /// With --cluster: no daemons; programs embed the admission, as root.
     #[arg(long, requires = "cluster")]
     embedded: bool,
@@ -87,11 +88,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["traces", "seeds", "from", "admission", "cluster", "kernel", "with", "long"])]
     record: bool,
     /// How many seeds on the real kernel.
-    #[arg(long, default_value_t = 0, value_name = "SEEDS")]
+    #[arg(long, default_value_t = 0, value_name = "SEEDS", conflicts_with = "seeds")]
     kernel: u64,
-    /// The first of them.
-    #[arg(long, default_value_t = 0, requires = "kernel", value_name = "SEED")]
-    kernel_seed: u64,
 }
 
 /// Runs `cargo xtask soak`.
@@ -100,36 +98,109 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return cluster::run(&cluster::Trouble {
             hosts: arguments.hosts,
             seconds: arguments.seconds,
-            seed: arguments.seed,
+            seed: arguments.from,
             embedded: arguments.embedded,
         });
     }
     if arguments.long {
         return long_loops();
     }
-    let seeds = match (arguments.seeds, arguments.kernel) {
-        (Some(seeds), _) => seeds,
-        (None, 0) => 1000,
-        (None, _) => 0,
-    };
-    if arguments.traces || arguments.record {
-        let (program, seeds) = simulated(arguments, traces::SEEDS, &ENGINES)?;
-        return match arguments.record {
-            true => traces::record(&program, &seeds),
-            false => traces::compare(&program),
-        };
-    }
-    if seeds > 0 && arguments.admission {
-        let (program, _) = simulated(arguments, seeds, &ADMISSION)?;
-        if seeds > 1 {
-            rates(&program)?;
-        }
-    } else if seeds > 0 {
-        simulated(arguments, seeds, &ENGINES)?;
-    }
     if arguments.kernel > 0 {
-        kernel::soak(arguments.kernel_seed, arguments.kernel)?;
+        return kernel::soak(arguments.from, arguments.kernel);
     }
+    let is_whole = arguments.traces || arguments.record;
+    let seeds = if is_whole { RECORDED } else { arguments.seeds };
+    let last = arguments.from.checked_add(seeds);
+    let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
+    let mut command = match arguments.admission {
+        true => only(admission(), ADMISSION),
+        false => only(engines(), ENGINES),
+    };
+    command
+        .env("LM_SOAK_SEEDS", format!("{}..{last}", arguments.from))
+        .env("LM_SOAK_WITH", arguments.with.as_deref().unwrap_or_default());
+    if arguments.record {
+        command.env("LM_SOAK_RECORD", root().join(SEEDS_FILE));
+    }
+    run_command(&mut command)?;
+    if is_whole {
+        return traces(arguments.record);
+    }
+    if arguments.admission && seeds > 1 {
+        run_command(only(admission(), RATES).env("LM_ADMISSION_TABLE", "1"))?;
+    }
+    Ok(())
+}
+
+fn engines() -> Command {
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--release",
+        "--quiet",
+        "--package",
+        "lm-dataplane",
+        "--lib",
+        "--",
+    ]);
+    command
+}
+
+fn admission() -> Command {
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--release",
+        "--quiet",
+        "--package",
+        "lm-protocol",
+        "--test",
+        "admission",
+        "--",
+    ]);
+    command
+}
+
+/// Of a test program one test, which says something.
+fn only(mut command: Command, test: &str) -> Command {
+    command.args(["--exact", test, "--nocapture"]);
+    command
+}
+
+/// Runs all simulated tests; whether they did what they did when they were recorded, or from now on are to do.
+///
+/// # Errors
+/// Which tests did something else than was recorded.
+fn traces(is_recorded: bool) -> Result<()> {
+    let (kept, file) = (root().join(TESTS_FILE), root().join("target/traces.txt"));
+    // The tests append to it.
+    std::fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
+    // Random tests take what follows from the seed.
+    let random = ("PROPTEST_RNG_SEED", "1");
+    run_command(
+        engines()
+            .arg("sim_tests::")
+            .env("LM_TRACES", &file)
+            .env(random.0, random.1),
+    )?;
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let ran: BTreeSet<String> = read(&file)?.lines().map(str::to_owned).collect();
+    ensure!(!ran.is_empty(), "the simulated tests wrote no traces");
+    if is_recorded {
+        let text: String = ran.iter().map(|line| format!("{line}\n")).collect();
+        return std::fs::write(kept, text).with_context(|| format!("cannot write {TESTS_FILE}"));
+    }
+    let differences = differences(&read(&kept)?, &ran);
+    if !differences.is_empty() {
+        bail!(
+            "other than in {TESTS_FILE} (test, packets, events, messages); where that is meant: \
+             cargo xtask soak --record\n{}",
+            differences.join("\n")
+        );
+    }
+    println!("{} simulated tests as recorded", ran.len());
     Ok(())
 }
 
@@ -150,28 +221,24 @@ fn long_loops() -> Result<()> {
     Ok(())
 }
 
-/// Seeds of a simulated world; gives the program that ran them, and their traces.
-fn simulated(
-    arguments: &Arguments,
-    seeds: u64,
-    world: &'static World,
-) -> Result<(PathBuf, BTreeMap<u64, String>)> {
-    let last = arguments.from.checked_add(seeds);
-    let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
-    let soak = Simulated::new(
-        world,
-        arguments.with.as_deref().unwrap_or_default(),
-        arguments.record,
-    )?;
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let jobs = arguments.jobs.map_or(cpus, u64::from);
-    driver::run(&soak, arguments.from..last, jobs)?;
-    Ok(soak.into_parts())
-}
-
 #[cfg(test)]
 mod tests {
     use crate::workspace::root;
+
+    #[test]
+    fn the_tests_that_run_seeds_are_there() {
+        let names = std::fs::read_to_string(root().join("xtask/test-names.txt")).unwrap();
+        for (program, test) in [
+            ("dataplane/src/lib.rs", super::ENGINES),
+            ("lm-protocol/tests/admission/main.rs", super::ADMISSION),
+            ("lm-protocol/tests/admission/main.rs", super::RATES),
+        ] {
+            assert!(
+                names.lines().any(|line| line == format!("{program} {test}")),
+                "{test}"
+            );
+        }
+    }
 
     /// What an ordinary run leaves out stands on the page, and is nowhere more than nine tenths.
     #[test]

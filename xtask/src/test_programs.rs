@@ -214,7 +214,8 @@ pub(crate) fn compare(ran: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-fn differences(committed: &str, ran: &BTreeSet<String>) -> Vec<String> {
+/// Lines that vanished, and new ones.
+pub(crate) fn differences(committed: &str, ran: &BTreeSet<String>) -> Vec<String> {
     let committed: BTreeSet<String> = committed.lines().map(str::to_owned).collect();
     let gone = committed.difference(ran).map(|name| format!("- {name}"));
     let new = ran.difference(&committed).map(|name| format!("+ {name}"));

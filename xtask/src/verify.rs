@@ -1,7 +1,6 @@
 //! `cargo xtask test` and `ci`: the checks, by the same commands everywhere.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -15,8 +14,7 @@ use crate::size;
 use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::devices::Device;
-use crate::vm::protocol::Mode;
-use crate::vm::{self, Purpose};
+use crate::vm::{self, Purpose, unless_lacking};
 use crate::workspace::{cargo, command_line, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
@@ -24,7 +22,7 @@ use crate::workspace::{cargo, command_line, run};
 /// Builds all programs, too, because tests start them. Tests that need root, a kernel feature or a second core
 /// print `SKIPPED: why` where it is missing; with CI=true in the environment that is an error. What the running kernel
 /// was built without is listed as well and is no error.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct TestArguments {
     /// Only this package (may be repeated); without it the whole workspace.
     #[arg(short, long, value_name = "NAME")]
@@ -32,54 +30,19 @@ pub struct TestArguments {
     /// Test the release builds.
     #[arg(long)]
     release: bool,
-    /// Instead: the checks of zero-copy mode on emulated network cards, in the virtual machine of `cargo xtask vm`.
-    ///
-    /// Where the machine's packages cannot be had they are skipped; with CI=true in the environment that is an error.
-    #[arg(long, conflicts_with_all = ["package", "release"])]
-    vm: bool,
     /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time; runs none.
-    #[arg(long, conflicts_with_all = ["package", "release", "vm"])]
+    #[arg(long, conflicts_with_all = ["package", "release"])]
     update_names: bool,
     /// Instead: lower the bases of xtask/size.txt to what there is, and raise none; runs none.
-    #[arg(long, conflicts_with_all = ["package", "release", "vm", "update_names"])]
+    #[arg(long, conflicts_with_all = ["package", "release", "update_names"])]
     update_size: bool,
-    /// With --vm: fewer checks that do less, in a minute and a half.
-    #[arg(long, requires = "vm")]
-    short: bool,
-    /// With --vm, instead: checks with faults put into them on purpose; each must be found.
-    #[arg(long, requires = "vm", conflicts_with_all = ["short", "mode", "rest"])]
-    spoiled: bool,
-    /// With --vm: the mode to receive in.
-    #[arg(long, requires = "vm", value_enum, default_value_t = Mode::ZeroCopy)]
-    mode: Mode,
-    /// With --vm: keep all results in this file.
-    #[arg(long, requires = "vm", value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// With --vm: keep the guest's console in this file.
-    #[arg(long, requires = "vm", value_name = "FILE")]
-    console: Option<PathBuf>,
-    /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`. With --vm: names of checks.
+    /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<String>,
 }
 
 /// Runs `cargo xtask test`.
 pub fn test(arguments: &TestArguments) -> Result<()> {
-    if arguments.vm {
-        let choice = vm::Choice {
-            purpose: match (arguments.spoiled, arguments.short) {
-                (true, _) => Purpose::Spoiled,
-                (false, true) => Purpose::ShortTest,
-                (false, false) => Purpose::Test,
-            },
-            checks: arguments.rest.clone(),
-            mode: arguments.mode,
-            json: arguments.json.clone(),
-            console: arguments.console.clone(),
-            ..vm::Choice::default()
-        };
-        return unless_lacking(vm::run(&choice.into()), is_ci());
-    }
     if arguments.update_names {
         return test_programs::update();
     }
@@ -163,20 +126,6 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     Ok(())
 }
 
-/// What came of a run of the virtual machine. That its packages cannot be had is told, and an error in CI alone.
-fn unless_lacking(result: Result<()>, is_ci: bool) -> Result<()> {
-    match result.as_ref().err().and_then(vm::skip_reason) {
-        Some(reason) if is_ci => {
-            bail!("the checks on emulated network cards were skipped, which CI=true does not allow: {reason}")
-        }
-        Some(reason) => {
-            println!("SKIPPED: checks on emulated network cards: {reason}");
-            Ok(())
-        }
-        None => result,
-    }
-}
-
 pub(crate) fn is_ci() -> bool {
     std::env::var("CI").as_deref() == Ok("true")
 }
@@ -233,27 +182,13 @@ pub fn ci() -> Result<()> {
         ("format", "run `cargo fmt --all`", || {
             run(cargo().args(["fmt", "--all", "--check"]))
         }),
-        ("test", "correct what failed", || {
-            test(&TestArguments {
-                package: Vec::new(),
-                release: false,
-                vm: false,
-                update_names: false,
-                update_size: false,
-                short: false,
-                spoiled: false,
-                mode: Mode::ZeroCopy,
-                json: None,
-                console: None,
-                rest: Vec::new(),
-            })
-        }),
+        ("test", "correct what failed", || test(&TestArguments::default())),
         (
             "gate",
             "run `cargo xtask gate` and commit the object",
             gate::check,
         ),
-        ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
+        ("vm", "correct what failed: `cargo xtask vm CHECK`", || {
             // One waits for links and leases most of the time, and so does the other.
             let machine = |devices: &[Device], purpose| {
                 let choice = vm::Choice {
@@ -328,24 +263,4 @@ pub fn ci() -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vm::unavailable::Unavailable;
-
-    #[test]
-    fn what_the_machine_lacks_is_a_failure_in_ci_and_what_fails_is_one_everywhere() {
-        let lacking = Err(Unavailable::command("apt-get").into());
-        let error = unless_lacking(lacking, true).unwrap_err().to_string();
-        assert!(
-            error.contains("were skipped") && error.contains("`apt-get` is missing"),
-            "{error}"
-        );
-        for is_ci in [false, true] {
-            assert!(unless_lacking(Err(anyhow::anyhow!("a row is worse")), is_ci).is_err());
-            unless_lacking(Ok(()), is_ci).unwrap();
-        }
-    }
 }

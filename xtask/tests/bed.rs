@@ -289,17 +289,18 @@ fn a_panic_leaves_nothing() {
     assert!(!Path::new(&format!("/proc/{pid}")).exists());
 }
 
-/// Starts `cargo xtask bed` and waits until its bed stands.
-fn bed_of_another_process() -> std::process::Child {
+/// Starts `cargo xtask bed` and waits until its bed stands, with this number of namespaces.
+fn bed_of_another_process(options: &[&str], namespaces: usize) -> std::process::Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .arg("bed")
+        .args(options)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let ready = lines.any(|line| line.unwrap().contains("Ctrl-C"));
     assert!(ready, "`xtask bed` ended before its bed stood");
-    assert_eq!(namespaces_of(child.id()).len(), 2);
+    assert_eq!(namespaces_of(child.id()).len(), namespaces);
     child
 }
 
@@ -308,8 +309,13 @@ fn signals_end_the_process_and_leave_nothing() {
     if skipped() {
         return;
     }
-    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let mut child = bed_of_another_process();
+    let cluster = &["--hosts", "3"][..];
+    for (signal, options, namespaces) in [
+        (Signal::INT, &[][..], 2),
+        (Signal::TERM, cluster, 4),
+        (Signal::HUP, &[], 2),
+    ] {
+        let mut child = bed_of_another_process(options, namespaces);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let status = child.wait().unwrap();
         assert_eq!(
@@ -326,7 +332,7 @@ fn the_next_bed_removes_what_a_killed_process_left() {
     if skipped() {
         return;
     }
-    let mut child = bed_of_another_process();
+    let mut child = bed_of_another_process(&["--hosts", "2"], 3);
     child.kill().unwrap();
     child.wait().unwrap();
     // Beds of other tests may have removed it by now; nobody else can have kept it.

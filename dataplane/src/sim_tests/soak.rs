@@ -10,10 +10,12 @@
 mod books;
 mod plan;
 mod run;
+#[path = "../../../lm-protocol/tests/admission/seeds.rs"]
+mod seeds;
 mod writing;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fmt::Write as _;
 
 use super::trace::{Hashes, recorded_seeds};
 use crate::release::Released;
@@ -24,11 +26,9 @@ use run::Run;
 
 /// Seeds that an ordinary test run takes.
 const SEEDS: std::ops::Range<u64> = 0..120;
-/// Which seeds: `FROM..TO`.
-const SEEDS_VARIABLE: &str = "LM_SOAK_SEEDS";
 /// Which kinds of trouble beside the usual ones, with commas between.
 const WITH_VARIABLE: &str = "LM_SOAK_WITH";
-/// Nothing is compared with what was recorded, because that is being done.
+/// The file that the seeds' traces are written to; then they are compared with none.
 const RECORD_VARIABLE: &str = "LM_SOAK_RECORD";
 /// A seed that is not settled after so much virtual time never will be.
 const LIMIT_NS: u64 = 120_000_000_000;
@@ -123,25 +123,9 @@ pub(crate) fn soak(seed: u64, soak: &Soak) -> Result<Report, String> {
     run.finish()
 }
 
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var(SEEDS_VARIABLE) else {
-        return SEEDS;
-    };
-    let parsed = text
-        .split_once("..")
-        .and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
-    parsed.unwrap_or_else(|| panic!("{SEEDS_VARIABLE} is FROM..TO, not {text}"))
-}
-
 /// Runs [`soak`], and makes a panic of the engine an error.
 fn caught(seed: u64, kinds: &Soak) -> Result<Report, String> {
-    catch_unwind(AssertUnwindSafe(|| soak(seed, kinds))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied());
-        // One line: who reads it takes lines.
-        let words: Vec<&str> = text.unwrap_or("of another kind").split_whitespace().collect();
-        Err(format!("panic: {}", words.join(" ")))
-    })
+    seeds::caught(|| soak(seed, kinds))
 }
 
 /// The packets, events and messages of a seed are those that were recorded.
@@ -155,47 +139,45 @@ fn as_recorded(report: Report, recorded: Option<&Hashes>) -> Result<Report, Stri
     }
 }
 
-/// `cargo xtask soak` reads the lines that begin with `soak:`.
 #[test]
 fn seeds_settle() {
     let with = std::env::var(WITH_VARIABLE).unwrap_or_default();
     let kinds = Soak::USUAL.with(&with);
-    let seeds = seeds();
-    let is_compared = kinds == Soak::USUAL && std::env::var_os(RECORD_VARIABLE).is_none();
-    let recorded = if is_compared {
-        recorded_seeds()
-    } else {
-        BTreeMap::new()
+    let file = std::env::var_os(RECORD_VARIABLE);
+    let recorded = match kinds == Soak::USUAL && file.is_none() {
+        true => recorded_seeds(),
+        false => BTreeMap::new(),
     };
-    let mut sum = Report::default();
-    for seed in seeds.clone() {
-        match caught(seed, &kinds).and_then(|report| as_recorded(report, recorded.get(&seed))) {
-            Ok(report) => {
-                println!(
-                    "soak: {seed} ok, {} messages, {} delivered, {} sessions, {} violations, {} packets, trace {}",
-                    report.accepted,
-                    report.delivered,
-                    report.sessions,
-                    report.violations,
-                    report.packets,
-                    report.trace
-                );
-                sum.delivered += report.delivered;
-                sum.reported += report.reported;
-                sum.aborted += report.aborted;
-                sum.violations += report.violations;
-                sum.astray += report.astray;
-                sum.changed_over += report.changed_over;
-            }
-            Err(error) => {
-                println!("soak: {seed} failed: {error}");
-                let with = match with.is_empty() {
-                    true => String::new(),
-                    false => format!(" --with {with}"),
-                };
-                panic!("seed {seed}: {error}; again: cargo xtask soak --seeds 1 --from {seed}{with}");
-            }
+    let again = match with.is_empty() {
+        true => "cargo xtask soak".to_owned(),
+        false => format!("cargo xtask soak --with {with}"),
+    };
+    let (mut sum, mut traces) = (Report::default(), BTreeMap::new());
+    let one = |seed| soak(seed, &kinds).and_then(|report| as_recorded(report, recorded.get(&seed)));
+    let seeds = seeds::run(SEEDS, &again, one, |seed, report| {
+        if file.is_some() {
+            traces.insert(seed, report.trace);
         }
+        sum.accepted += report.accepted;
+        sum.delivered += report.delivered;
+        sum.reported += report.reported;
+        sum.aborted += report.aborted;
+        sum.sessions += report.sessions;
+        sum.packets += report.packets;
+        sum.violations += report.violations;
+        sum.astray += report.astray;
+        sum.changed_over += report.changed_over;
+    });
+    println!(
+        "{} messages, {} delivered, {} sessions, {} violations, {} packets",
+        sum.accepted, sum.delivered, sum.sessions, sum.violations, sum.packets
+    );
+    if let Some(file) = file {
+        let mut text = String::new();
+        for (seed, hashes) in traces {
+            let _ = writeln!(text, "{seed} {hashes}");
+        }
+        std::fs::write(file, text).expect("the file for traces can be written");
     }
     // That messages arrive and fail at all shows that something was tried.
     if seeds.end - seeds.start >= SEEDS.end {

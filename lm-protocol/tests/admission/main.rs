@@ -9,5 +9,6 @@ mod golden;
 mod keyless;
 mod race;
 mod rates;
+mod seeds;
 mod soak;
 mod world;

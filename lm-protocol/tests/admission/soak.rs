@@ -3,6 +3,7 @@
 //! `cargo xtask soak --admission` runs many seeds; `LM_SOAK_SEEDS=FROM..TO cargo test -p lm-protocol --test admission soak` does
 //! the same without it.
 
+use crate::seeds;
 use crate::world::*;
 use lm_protocol::admission::Limits;
 use lm_protocol::time::Time;
@@ -129,17 +130,6 @@ fn run(seed: u64) -> String {
     )
 }
 
-/// The seeds that LM_SOAK_SEEDS names, `FROM..TO`, or the first 40.
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("LM_SOAK_SEEDS") else {
-        return 0..40;
-    };
-    let range = text
-        .split_once("..")
-        .and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
-    range.unwrap_or_else(|| panic!("LM_SOAK_SEEDS={text} is not of the form FROM..TO"))
-}
-
 /// Runs a seed, and says at a failure how to run it again.
 fn replayable<R>(seed: u64, again: &str, run: impl FnOnce() -> R + std::panic::UnwindSafe) -> R {
     std::panic::catch_unwind(run).unwrap_or_else(|panic| {
@@ -153,11 +143,56 @@ fn replayable<R>(seed: u64, again: &str, run: impl FnOnce() -> R + std::panic::U
 
 #[test]
 fn seeds_settle() {
-    for seed in seeds() {
-        let again = format!("cargo xtask soak --admission --seeds 1 --from {seed}");
-        let done = replayable(seed, &again, || run(seed));
-        println!("soak: {seed} ok, {done}");
+    let again = "cargo xtask soak --admission";
+    seeds::run(
+        0..40,
+        again,
+        |seed| Ok(run(seed)),
+        |seed, done| println!("{seed}: {done}"),
+    );
+}
+
+#[test]
+fn every_seed_runs_once() {
+    for (range, jobs) in [
+        (0..1, 0),
+        (0..1, 4),
+        (5..105, 3),
+        (7..1000, 2),
+        (u64::MAX - 9..u64::MAX, 4),
+    ] {
+        let mut seen = Vec::new();
+        let take = |seed, same| {
+            assert_eq!(seed, same);
+            seen.push(seed);
+        };
+        seeds::over(range.clone(), jobs, Ok, take).unwrap();
+        seen.sort_unstable();
+        assert!(
+            seen.iter().copied().eq(range.clone()),
+            "{range:?} in {jobs} threads: {seen:?}"
+        );
     }
+}
+
+#[test]
+fn a_failure_stops_all_and_is_told() {
+    for jobs in [0, 3] {
+        let mut done = 0;
+        let one = |seed| match seed {
+            60 => Err("wrong byte".to_owned()),
+            _ => Ok(()),
+        };
+        let failure = seeds::over(0..1_000_000, jobs, one, |_, ()| done += 1).unwrap_err();
+        assert_eq!(failure, (60, "wrong byte".to_owned()));
+        assert!(done < 500_000, "{done}");
+    }
+    let two_lines = |seed: u64| -> Result<(), String> {
+        assert!(seed != 9, "a\nb");
+        Ok(())
+    };
+    let failure = seeds::over(0..20, 0, two_lines, |_, ()| ()).unwrap_err();
+    assert_eq!(failure, (9, "panic: a b".to_owned()));
 }
 
 /// What a seed says it did, it does again.

@@ -15,10 +15,9 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
 
-use super::host::NAMESPACE_DIR;
 use super::leftovers::Registered;
 use super::topology::Topology;
-use super::{BedConfig, Host, INTERFACE, configure, namespace_name, next_number, owner_of, prepare, switch};
+use super::{BedConfig, Host, INTERFACE, configure, namespace_name, next_number, prepare, switch};
 
 /// Side of the hosts' namespaces, followed by their number.
 const HOST: &str = "host";
@@ -98,24 +97,6 @@ impl Cluster {
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
-}
-
-/// The hosts of the cluster that process `pid` holds, in the order of their addresses.
-pub(crate) fn hosts_of(pid: u32) -> Result<Vec<Host>> {
-    let Ok(entries) = std::fs::read_dir(NAMESPACE_DIR) else {
-        return Ok(Vec::new());
-    };
-    let mut hosts = Vec::new();
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let side = name.rsplit('-').next().unwrap_or_default();
-        if owner_of(&name) == Some(pid) && is_host(side) {
-            let number: u8 = side[HOST.len()..].parse().context("a host has a number")?;
-            hosts.push(Host::new(name, Ipv4Addr::new(198, 18, 0, number)));
-        }
-    }
-    hosts.sort_by_key(Host::address);
-    Ok(hosts)
 }
 
 /// Whether `side` is one of a cluster's.

@@ -101,7 +101,7 @@ impl Daemons {
 
     /// Where the host's daemon listens for programs.
     pub fn socket(&self, host: &Host) -> PathBuf {
-        socket_in(&self.folder, host)
+        self.folder.join(host.name()).join("socket")
     }
 
     /// Starts the host's daemon, or starts it again; does not wait until it answers. `core`: the only one that it has.
@@ -142,9 +142,16 @@ impl Daemons {
         Ok(())
     }
 
-    /// What `lm-admissiond status` says.
+    /// What `lm-admissiond status --json` says.
     pub fn status(&self, host: &Host) -> Result<Value> {
-        status(&self.tool("lm-admissiond"), &self.socket(host))
+        let output = Command::new(self.tool("lm-admissiond"))
+            .args(["status", "--json", "--socket"])
+            .arg(self.socket(host))
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start lm-admissiond")?;
+        ensure!(output.status.success(), "{}", said(&output.stderr));
+        serde_json::from_slice(&output.stdout).context("lm-admissiond status says no JSON")
     }
 }
 
@@ -183,23 +190,6 @@ impl Ground {
             running,
         })
     }
-}
-
-/// Where a host's daemon listens, in the daemons' folder.
-pub fn socket_in(folder: &Path, host: &Host) -> PathBuf {
-    folder.join(host.name()).join("socket")
-}
-
-/// What `lm-admissiond status --json` says.
-pub fn status(daemon: &Path, socket: &Path) -> Result<Value> {
-    let output = Command::new(daemon)
-        .args(["status", "--json", "--socket"])
-        .arg(socket)
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start lm-admissiond")?;
-    ensure!(output.status.success(), "{}", said(&output.stderr));
-    serde_json::from_slice(&output.stdout).context("lm-admissiond status says no JSON")
 }
 
 fn said(stderr: &[u8]) -> String {

@@ -33,10 +33,10 @@ pub(crate) struct Exchange {
     pub life: u32,
 }
 
-/// `hosts` hosts, with daemons unless programs embed the admission.
-pub(crate) fn ground(programs: &Programs, hosts: u32, embedded: bool) -> Result<Ground> {
+/// `hosts` hosts, with daemons of these programs; without, programs embed the admission.
+pub(crate) fn ground(daemons: Option<&Programs>, hosts: u32) -> Result<Ground> {
     let folder = PathBuf::from(format!("/run/lm-cluster-{}", std::process::id()));
-    Ground::new((!embedded).then_some(programs), &folder, hosts)
+    Ground::new(daemons, &folder, hosts)
 }
 
 /// Who the programs are, and whom they ask.
@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         life: 0,
     };
     ensure!(exchange.message_len > 0, "messages have 1 byte at least");
-    let ground = ground(programs, hosts, arguments.embedded)?;
+    let ground = ground((!arguments.embedded).then_some(programs), hosts)?;
     let cluster = &ground.cluster;
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",

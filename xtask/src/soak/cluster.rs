@@ -58,7 +58,7 @@ struct Life<'a> {
 pub(super) fn run(trouble: &Trouble) -> Result<()> {
     require_root("make network namespaces")?;
     let programs = Programs::build()?;
-    let ground = cluster::ground(&programs, trouble.hosts, trouble.embedded)?;
+    let ground = cluster::ground((!trouble.embedded).then_some(&programs), trouble.hosts)?;
     println!(
         "{} hosts on one switch, all to all for {} s with seed {}; programs: {}",
         trouble.hosts,
@@ -103,7 +103,7 @@ pub(super) fn run(trouble: &Trouble) -> Result<()> {
     );
     ensure!(
         life.faults.is_empty(),
-        "{} messages were wrong, the first: {}; repeat it with --seed {}",
+        "{} messages were wrong, the first: {}; repeat it with --from {}",
         life.faults.len(),
         life.faults[0],
         trouble.seed

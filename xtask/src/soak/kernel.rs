@@ -11,14 +11,12 @@
 //! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here only their
 //! letters for each message and everybody's counters are compared.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::driver::{self, Failure, Soak, Tally};
 use super::fates;
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, require_root};
 use crate::machine::two_cores;
@@ -128,35 +126,17 @@ impl Plan {
     }
 }
 
+/// What all runs together did, by name.
+type Tally = BTreeMap<&'static str, u64>;
+
 /// Runs of seeds on one bed, one after the other.
 struct Kernel {
     bed: Bed,
     programs: Programs,
 }
 
-impl Soak for Kernel {
-    fn run(&self, seeds: Range<u64>, tally: &Tally, is_stopped: &AtomicBool) -> Result<Option<Failure>> {
-        for seed in seeds {
-            if is_stopped.load(Ordering::Relaxed) {
-                break;
-            }
-            let plan = Plan::new(seed);
-            if let Err(error) = self.run_one(&plan, seed, tally) {
-                let (error, said) = (format!("{error:#}"), format!("{plan:?}"));
-                return Ok(Some(Failure { seed, error, said }));
-            }
-            tally.add(driver::SEEDS, 1);
-        }
-        Ok(None)
-    }
-
-    fn again(&self, seed: u64) -> String {
-        format!("cargo xtask soak --kernel 1 --kernel-seed {seed}")
-    }
-}
-
 impl Kernel {
-    fn run_one(&self, plan: &Plan, seed: u64, tally: &Tally) -> Result<()> {
+    fn run_one(&self, plan: &Plan, seed: u64, tally: &mut Tally) -> Result<()> {
         let (bed, programs) = (&self.bed, &self.programs);
         let [sending, receiving] = two_cores();
         let program = programs.path("lm-check");
@@ -198,7 +178,7 @@ impl Kernel {
 pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     require_root("make network namespaces")?;
     let last = first.checked_add(count);
-    let last = last.context("no seed is beyond 2^64; choose a lower --kernel-seed")?;
+    let last = last.context("no seed is beyond 2^64; choose a lower --from")?;
     let programs = Programs::build()?;
     let bed = Bed::new(&BedConfig {
         with_box: true,
@@ -211,7 +191,21 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     // Nothing but LM's packets shall pass, so that they can be counted.
     bed.introduce()?;
     one_core_each(&bed)?;
-    driver::run(&Kernel { bed, programs }, first..last, 1).map(drop)
+    let (kernel, mut tally) = (Kernel { bed, programs }, Tally::new());
+    for (done, seed) in (first..last).enumerate() {
+        let plan = Plan::new(seed);
+        kernel.run_one(&plan, seed, &mut tally).with_context(|| {
+            format!(
+                "seed {seed} failed after {done} good ones ({plan:?}); again: cargo xtask soak --kernel 1 --from {seed}"
+            )
+        })?;
+    }
+    let words: Vec<String> = tally
+        .iter()
+        .map(|(what, count)| format!("{what} {count}"))
+        .collect();
+    println!("{count} seeds: {}", words.join(", "));
+    Ok(())
 }
 
 /// All packets of a host are received on one core: in generic mode the gate needs that (I3a).
@@ -233,7 +227,7 @@ fn number(report: &Value, path: &[&str]) -> Result<u64> {
 }
 
 /// Every message is accounted for, and so is every packet.
-fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: &Tally) -> Result<()> {
+fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: &mut Tally) -> Result<()> {
     let fates = fates::compare(plan.delivery, plan.messages, sent, received)?;
     for (what, count) in [
         ("messages", plan.messages),
@@ -241,19 +235,19 @@ fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: 
         ("in part", fates.in_part),
         ("reported", fates.reported),
     ] {
-        tally.add(what, count);
+        *tally.entry(what).or_default() += count;
     }
     balance(plan, sent, received, forwarded)?;
     for direction in ["rightward", "leftward"] {
         let of = |name: &str| number(forwarded, &[direction, name]);
-        tally.add("packets", of("received")?);
-        tally.add("lost", of("lost")? + of("queue_full")?);
+        *tally.entry("packets").or_default() += of("received")?;
+        *tally.entry("lost").or_default() += of("lost")? + of("queue_full")?;
         for what in ["duplicated", "reordered", "corrupted"] {
-            tally.add(what, of(what)?);
+            *tally.entry(what).or_default() += of(what)?;
         }
     }
-    tally.add("resent", number(sent, &["counters", "fragments_resent"])?);
-    tally.add("bytes read early", number(received, &["read", "early_bytes"])?);
+    *tally.entry("resent").or_default() += number(sent, &["counters", "fragments_resent"])?;
+    *tally.entry("bytes read early").or_default() += number(received, &["read", "early_bytes"])?;
     Ok(())
 }
 
@@ -393,7 +387,7 @@ mod tests {
     fn judged(change: impl FnOnce(&mut Plan, &mut Value, &mut Value, &mut Value)) -> Result<()> {
         let (mut plan, mut sent, mut received, mut forwarded) = good();
         change(&mut plan, &mut sent, &mut received, &mut forwarded);
-        judge(&plan, &sent, &received, &forwarded, &Tally::default())
+        judge(&plan, &sent, &received, &forwarded, &mut Tally::default())
     }
 
     #[test]

@@ -49,7 +49,8 @@ fn the_command_line_says_what_runs() {
     assert_eq!(commands[0].work, Work::Command("ls /".to_owned()));
     for wrong in [
         &["--devices", "e1000"][..],
-        &["--kernel", "/k"],
+        &["--all", "boot"],
+        &["--spoiled", "--short"],
         &["--run", "ls", "boot"],
         &["--run-limit", "0"],
     ] {
@@ -102,12 +103,16 @@ fn what_failed_is_told_with_its_words() {
 }
 
 #[test]
-fn kernels_without_zero_copy_are_warned_of() {
-    let warning = warning_about("6.12.9-amd64", &Device::ALL).unwrap();
+fn what_the_machine_lacks_is_a_failure_in_ci_and_what_fails_is_one_everywhere() {
+    let lacking =
+        Err(anyhow::Error::from(Unavailable("`apt-get` is missing".to_owned())).context("no machine"));
+    let error = unless_lacking(lacking, true).unwrap_err().to_string();
     assert!(
-        warning.contains("6.12.9-amd64 has no zero-copy for igb, which came with 6.14"),
-        "{warning}"
+        error.contains("were skipped") && error.contains("`apt-get` is missing"),
+        "{error}"
     );
-    assert_eq!(warning_about("7.2.1", &Device::ALL), None);
-    assert_eq!(warning_about("6.1", &[Device::Veth]), None);
+    for is_ci in [false, true] {
+        assert!(unless_lacking(Err(anyhow::anyhow!("a row is worse")), is_ci).is_err());
+        unless_lacking(Ok(()), is_ci).unwrap();
+    }
 }

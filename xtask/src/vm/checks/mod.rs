@@ -51,9 +51,9 @@ enum Run {
 pub enum List {
     /// `cargo xtask vm`: machine, cards, and that the tools run on them.
     Machine,
-    /// `cargo xtask test --vm`, and with less to do `cargo xtask test --vm --short`.
+    /// `cargo xtask vm --all`, and with less to do `cargo xtask vm --short`.
     Short,
-    /// `cargo xtask test --vm`.
+    /// `cargo xtask vm --all`.
     Long,
     /// Nobody: it judges time, which is the host's unless instructions are counted.
     Named,
