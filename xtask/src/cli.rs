@@ -42,8 +42,6 @@ enum Command {
     Ci,
     Dist(dist::Arguments),
     #[command(hide = true)]
-    UdpReceive(demonstration::UdpReceiveArguments),
-    #[command(hide = true)]
     VmCheck(vm::checks::CheckArguments),
     #[command(hide = true)]
     VmCard(vm::checks::card::Arguments),
@@ -84,7 +82,6 @@ fn run(command: Command) -> Result<()> {
         Command::Gate(arguments) => gate::gate(&arguments),
         Command::Ci => verify::ci(),
         Command::Dist(arguments) => dist::dist(&arguments),
-        Command::UdpReceive(arguments) => demonstration::udp_receive(&arguments),
         Command::VmCheck(arguments) => vm::checks::run(&arguments),
         Command::VmCard(arguments) => vm::checks::card::run(&arguments),
     }

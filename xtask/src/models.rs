@@ -1,7 +1,7 @@
 //! `cargo xtask models`: every formula of the models in `models/`, and every mistake that is put into them.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -13,78 +13,56 @@ use crate::machine::cores;
 use crate::verify::is_ci;
 use crate::workspace::{root, target_dir};
 
-/// What is asked of a model that is built with these macros.
+/// What is asked of models: the model, the macros that it is built with, and formulas. `all`: those of the file; names that begin with
+/// `never_` or `always_` are of formulas that are to be violated. `!NAME`: with this mistake in the model that one is violated. The
+/// longest first: two or more are answered at once.
+const QUESTIONS: &str = "\
+stream ENDS,LOSSES=1 safe released_is_shown aborted_is_settled settled_is_freed others_go_on
+stream ZERO_COPY safe released_is_shown finished_is_delivered never_overlaps
+stream - all
+eudp - all
+eudp CHUNKS=5,THRESHOLD=0 one_owner
+eudp UNGUARDED !one_owner
+stream RELEASE_BEYOND_WRITTEN !s1
+stream RELAXED !s1
+stream ABORT_IS_END,ENDS,LOSSES=0 !s1
+stream WRITES_RELEASED !s2
+stream TAIL_EARLY !s3
+stream REPOSTED !s3
+stream LEFTOVER_IGNORED !s3
+stream OTHER_DIGEST,ZERO_COPY !s3
+stream TAKEN_BACK !s4
+stream DELIVERED_EARLY !s5
+stream LEFTOVER_IGNORED,ENDS,LOSSES=0 !s6
+stream READER_IGNORED !s6
+stream STALLED_TURN !s7
+stream STALLED_TURN,ENDS,LOSSES=0 !others_go_on
+";
+
+/// Builds the verifier of the model `$0` in this folder; `$1` is the compiler's level. Spin says what is wrong with a model and ends as if
+/// nothing were. Weak fairness among more than six processes.
+const BUILD: &str = "level=$1; shift; rm -f pan.c; spin -a \"$@\" \"$0\" >said; \
+    [ -f pan.c ] || { head -n 1 said >&2; exit 1; }; cc $level -w -DNFAIR=3 -o pan pan.c";
+
+/// A line of [`QUESTIONS`].
 struct Question {
     model: &'static str,
-    defines: &'static [&'static str],
-    formulas: Formulas,
+    defines: Vec<&'static str>,
+    formulas: Vec<&'static str>,
 }
 
-#[derive(Clone, Copy)]
-enum Formulas {
-    /// All of the file's. Names that begin with `never_` or `always_` are of formulas that are to be violated.
-    All,
-    These(&'static [&'static str]),
-    /// With a mistake in the model, this one is violated.
-    Broken(&'static str),
+fn questions() -> Vec<Question> {
+    let question = |line: &'static str| {
+        let mut words = line.split(' ');
+        let (model, defines) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        Question {
+            model,
+            defines: defines.split(',').filter(|define| *define != "-").collect(),
+            formulas: words.collect(),
+        }
+    };
+    QUESTIONS.lines().map(question).collect()
 }
-
-use Formulas::{All, Broken, These};
-
-const fn ask(model: &'static str, defines: &'static [&'static str], formulas: Formulas) -> Question {
-    Question {
-        model,
-        defines,
-        formulas,
-    }
-}
-
-/// The longest first: two or more are answered at once.
-const QUESTIONS: &[Question] = &[
-    ask(
-        "stream",
-        &["ENDS", "LOSSES=1"],
-        These(&[
-            "safe",
-            "released_is_shown",
-            "aborted_is_settled",
-            "settled_is_freed",
-            "others_go_on",
-        ]),
-    ),
-    ask(
-        "stream",
-        &["ZERO_COPY"],
-        These(&[
-            "safe",
-            "released_is_shown",
-            "finished_is_delivered",
-            "never_overlaps",
-        ]),
-    ),
-    ask("stream", &[], All),
-    ask("eudp", &[], All),
-    ask("eudp", &["CHUNKS=5", "THRESHOLD=0"], These(&["one_owner"])),
-    ask("eudp", &["UNGUARDED"], Broken("one_owner")),
-    ask("stream", &["RELEASE_BEYOND_WRITTEN"], Broken("s1")),
-    ask("stream", &["RELAXED"], Broken("s1")),
-    ask("stream", &["ABORT_IS_END", "ENDS", "LOSSES=0"], Broken("s1")),
-    ask("stream", &["WRITES_RELEASED"], Broken("s2")),
-    ask("stream", &["TAIL_EARLY"], Broken("s3")),
-    ask("stream", &["REPOSTED"], Broken("s3")),
-    ask("stream", &["LEFTOVER_IGNORED"], Broken("s3")),
-    ask("stream", &["OTHER_DIGEST", "ZERO_COPY"], Broken("s3")),
-    ask("stream", &["TAKEN_BACK"], Broken("s4")),
-    ask("stream", &["DELIVERED_EARLY"], Broken("s5")),
-    ask("stream", &["LEFTOVER_IGNORED", "ENDS", "LOSSES=0"], Broken("s6")),
-    ask("stream", &["READER_IGNORED"], Broken("s6")),
-    ask("stream", &["STALLED_TURN"], Broken("s7")),
-    ask(
-        "stream",
-        &["STALLED_TURN", "ENDS", "LOSSES=0"],
-        Broken("others_go_on"),
-    ),
-];
 
 /// What Spin found out about a formula.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +120,8 @@ pub fn run() -> Result<()> {
         }
     }
     let folder = target_dir()?.join("models");
-    let next = Mutex::new(QUESTIONS.iter().enumerate());
+    let questions = questions();
+    let next = Mutex::new(questions.iter().enumerate());
     let answered = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..cores() {
@@ -223,12 +202,27 @@ fn answer(question: &Question, folder: &Path) -> Result<Vec<Row>> {
         .map(|define| format!("-D{define}"))
         .collect();
     let model = format!("{} {}", question.model, defines.join(" "));
-    build(&source, &defines, matches!(question.formulas, Broken(_)), folder)
-        .with_context(|| format!("cannot build {model}"))?;
-    let names: Vec<&str> = match question.formulas {
-        All => formulas(&text).collect(),
-        These(names) => names.to_vec(),
-        Broken(name) => vec![name],
+    let broken = question.formulas[0].strip_prefix('!');
+    let mut build = Command::new("sh");
+    build
+        .args(["-euc", BUILD])
+        .arg(&source)
+        .arg(if broken.is_some() { "-O0" } else { "-O1" })
+        .args(&defines);
+    let built = build
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start sh")?;
+    ensure!(
+        built.status.success(),
+        "cannot build {model}: {}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    let names: Vec<&str> = match (broken, &*question.formulas) {
+        (Some(name), _) => vec![name],
+        (None, ["all"]) => formulas(&text).collect(),
+        (None, names) => names.to_vec(),
     };
     let mut rows = Vec::new();
     for formula in names {
@@ -241,55 +235,22 @@ fn answer(question: &Question, folder: &Path) -> Result<Vec<Row>> {
         verifier
             .current_dir(folder)
             .args(["-a", "-f", "-n", "-m20000", "-w20", "-N", formula]);
-        let search = Search::parse(&said(&mut verifier)?).with_context(|| format!("{formula} of {model}"))?;
+        let said = verifier
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start the verifier")?
+            .stdout;
+        let search = Search::parse(&String::from_utf8_lossy(&said))
+            .with_context(|| format!("{formula} of {model}"))?;
         rows.push(Row {
             model: model.trim().to_owned(),
             formula: formula.to_owned(),
-            to_be_violated: matches!(question.formulas, Broken(_)) || is_to_be_violated(formula),
+            to_be_violated: broken.is_some() || is_to_be_violated(formula),
             search,
             seconds: started.elapsed().as_secs_f64(),
         });
     }
     Ok(rows)
-}
-
-fn build(source: &Path, defines: &[String], is_short: bool, folder: &Path) -> Result<()> {
-    let pan: PathBuf = folder.join("pan.c");
-    // Spin says what is wrong with a model and ends as if nothing were.
-    let _ = std::fs::remove_file(&pan);
-    let mut spin = Command::new("spin");
-    let text = said(spin.current_dir(folder).arg("-a").args(defines).arg(source))?;
-    ensure!(
-        pan.is_file(),
-        "{}",
-        text.lines().next().unwrap_or("spin wrote nothing")
-    );
-    // Weak fairness among more than six processes.
-    let arguments = [
-        if is_short { "-O0" } else { "-O1" },
-        "-w",
-        "-DNFAIR=3",
-        "-o",
-        "pan",
-        "pan.c",
-    ];
-    let mut cc = Command::new("cc");
-    let output = output(cc.current_dir(folder).args(arguments))?;
-    ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
-}
-
-fn output(command: &mut Command) -> Result<Output> {
-    let output = command.stdin(Stdio::null()).output();
-    output.with_context(|| format!("cannot start {}", command.get_program().display()))
-}
-
-fn said(command: &mut Command) -> Result<String> {
-    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
 }
 
 /// The names of a model's formulas.
@@ -353,7 +314,9 @@ mod tests {
         for model in ["eudp", "stream"] {
             let text =
                 std::fs::read_to_string(root().join("models").join(model).with_extension("pml")).unwrap();
-            let questions = || QUESTIONS.iter().filter(|question| question.model == model);
+            let of_model = questions().into_iter().filter(|question| question.model == model);
+            let of_model: Vec<Question> = of_model.collect();
+            let questions = || of_model.iter();
             for name in text.lines().filter_map(|line| line.strip_prefix("#ifdef ")) {
                 assert!(
                     questions().any(|question| question.defines.contains(&name)),
@@ -361,7 +324,7 @@ mod tests {
                 );
             }
             for question in questions() {
-                for define in question.defines {
+                for define in &question.defines {
                     let name = define.split('=').next().unwrap();
                     let guards = [format!("#ifdef {name}\n"), format!("#ifndef {name}\n")];
                     assert!(

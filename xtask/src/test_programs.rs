@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::tally::{Tally, without_line};
-use crate::workspace::{cargo, command_line, root};
+use crate::workspace::{cargo, command_line, root, run};
 
 /// What runs at a time: where one waits for leases and links, another counts. More would take the cores from each other.
 const AT_ONCE: usize = 2;
@@ -51,7 +51,7 @@ impl Program {
     }
 
     /// Where cargo would run it, with what it would say.
-    fn command(&self, release: bool, filters: &[String], for_tests: &[&str]) -> Command {
+    fn command(&self, selection: &Selection, filters: &[String], for_tests: &[&str]) -> Command {
         match &self.path {
             Some(path) => {
                 let mut command = Command::new(path);
@@ -62,9 +62,8 @@ impl Program {
                 command
             }
             None => {
-                let mut command = cargo();
-                command.args(["test", "--doc", "--workspace"]);
-                command.args(release.then_some("--release")).args(filters);
+                let mut command = selection.command(&["test", "--doc"]);
+                command.args(filters);
                 command.arg("--").args(for_tests);
                 command
             }
@@ -72,11 +71,11 @@ impl Program {
     }
 
     /// Runs it, with whatever it prints in one piece; what passing tests printed is left out.
-    fn run(&self, release: bool, filters: &[String], for_tests: &[&str]) -> Result<Tally> {
+    fn run(&self, selection: &Selection, filters: &[String], for_tests: &[&str]) -> Result<Tally> {
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let started = Instant::now();
         let mut child = {
-            let mut command = self.command(release, filters, for_tests);
+            let mut command = self.command(selection, filters, for_tests);
             command.stdout(writer.try_clone()?).stderr(writer);
             let line = command_line(&command);
             command
@@ -108,7 +107,7 @@ impl Program {
 
     /// The names of its tests, as [`NAMES`] has them.
     fn list(&self) -> Result<Vec<String>> {
-        let mut command = self.command(false, &[], &["--list"]);
+        let mut command = self.command(&Selection::default(), &[], &["--list"]);
         let output = command.stderr(Stdio::inherit()).output();
         let output = output.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
         ensure!(output.status.success(), "`{}` failed", command_line(&command));
@@ -126,55 +125,78 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs all tests, or those whose names have one of `filters` in them.
-pub(crate) fn run_all(release: bool, filters: &[String], for_tests: &[String]) -> Result<Tally> {
-    let programs = build(release)?;
-    let mut arguments = vec!["--show-output"];
-    arguments.extend(for_tests.iter().map(String::as_str));
-    let waiting = Mutex::new(programs.iter());
-    let sum = Mutex::new(Tally::default());
-    let work = || -> Result<()> {
-        loop {
-            let Some(program) = lock(&waiting).next() else {
-                return Ok(());
-            };
-            let tally = program.run(release, filters, &arguments)?;
-            lock(&sum).add(tally, &program.prefix());
-        }
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
-        let mut results = workers
-            .into_iter()
-            .map(|worker| worker.join().expect("a worker does not panic"));
-        results.try_for_each(|result| result)
-    })?;
-    Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
+/// Which tests: of these packages, without any of the whole workspace.
+#[derive(Debug, Default)]
+pub(crate) struct Selection {
+    pub(crate) packages: Vec<String>,
+    pub(crate) release: bool,
 }
 
-/// Builds all test programs and all that they start; the longest come first.
-fn build(release: bool) -> Result<Vec<Program>> {
-    let mut command = cargo();
-    command.args(["test", "--no-run", "--workspace"]);
-    command.args(release.then_some("--release"));
-    command.arg("--message-format=json-render-diagnostics");
-    let line = command_line(&command);
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot start `{line}`"))?;
-    ensure!(
-        output.status.success(),
-        "`{line}` failed; its own message is above"
-    );
-    let mut programs = programs_in(&String::from_utf8_lossy(&output.stdout), root());
-    ensure!(!programs.is_empty(), "`{line}` named no test program");
-    programs.push(Program {
-        source: String::new(),
-        folder: root().to_owned(),
-        path: None,
-    });
-    let rank = |program: &Program| FIRST.iter().position(|source| *source == program.source);
-    programs.sort_by_key(|program| rank(program).unwrap_or(FIRST.len()));
-    Ok(programs)
+impl Selection {
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = cargo();
+        command.args(words).args(self.release.then_some("--release"));
+        command.args(self.packages.is_empty().then_some("--workspace"));
+        command.args(self.packages.iter().flat_map(|name| ["--package", name]));
+        command
+    }
+
+    /// Runs its tests, or those whose names have one of `filters` in them.
+    pub(crate) fn run(&self, filters: &[String], for_tests: &[String]) -> Result<Tally> {
+        if !self.packages.is_empty() {
+            // Tests start programs of other packages. With all tests cargo builds all of them.
+            let whole = Selection {
+                release: self.release,
+                ..Selection::default()
+            };
+            run(&mut whole.command(&["build", "--bins"]))?;
+        }
+        let programs = self.build()?;
+        let mut arguments = vec!["--show-output"];
+        arguments.extend(for_tests.iter().map(String::as_str));
+        let waiting = Mutex::new(programs.iter());
+        let sum = Mutex::new(Tally::default());
+        let work = || -> Result<()> {
+            loop {
+                let Some(program) = lock(&waiting).next() else {
+                    return Ok(());
+                };
+                let tally = program.run(self, filters, &arguments)?;
+                lock(&sum).add(tally, &program.prefix());
+            }
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+            let mut results = workers
+                .into_iter()
+                .map(|worker| worker.join().expect("a worker does not panic"));
+            results.try_for_each(|result| result)
+        })?;
+        Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Builds its test programs; the longest come first.
+    fn build(&self) -> Result<Vec<Program>> {
+        let mut command = self.command(&["test", "--no-run"]);
+        command.arg("--message-format=json-render-diagnostics");
+        let line = command_line(&command);
+        let output = command.stderr(Stdio::inherit()).output();
+        let output = output.with_context(|| format!("cannot start `{line}`"))?;
+        ensure!(
+            output.status.success(),
+            "`{line}` failed; its own message is above"
+        );
+        let mut programs = programs_in(&String::from_utf8_lossy(&output.stdout), root());
+        ensure!(!programs.is_empty(), "`{line}` named no test program");
+        programs.push(Program {
+            source: String::new(),
+            folder: root().to_owned(),
+            path: None,
+        });
+        let rank = |program: &Program| FIRST.iter().position(|source| *source == program.source);
+        programs.sort_by_key(|program| rank(program).unwrap_or(FIRST.len()));
+        Ok(programs)
+    }
 }
 
 /// The test programs among what cargo says that it built.
@@ -225,7 +247,7 @@ pub(crate) fn differences(committed: &str, ran: &BTreeSet<String>) -> Vec<String
 /// Writes the list anew; runs nothing.
 pub(crate) fn update() -> Result<()> {
     let mut names = BTreeSet::new();
-    for program in build(false)? {
+    for program in Selection::default().build()? {
         names.extend(program.list()?);
     }
     let text: String = names.iter().map(|name| format!("{name}\n")).collect();

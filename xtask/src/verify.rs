@@ -1,21 +1,18 @@
 //! `cargo xtask test` and `ci`: the checks, by the same commands everywhere.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use lm_measure::table::Table;
 
 use crate::bench;
 use crate::gate;
 use crate::models;
 use crate::size;
-use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::devices::Device;
 use crate::vm::{self, Purpose, unless_lacking};
-use crate::workspace::{cargo, command_line, run};
+use crate::workspace::{cargo, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
@@ -36,7 +33,7 @@ pub struct TestArguments {
     /// Instead: lower the bases of xtask/size.txt to what there is, and raise none; runs none.
     #[arg(long, conflicts_with_all = ["package", "release", "update_names"])]
     update_size: bool,
-    /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`.
+    /// Parts of the names of tests to run, then `-- --test-threads 1` and what else test programs take.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<String>,
 }
@@ -49,43 +46,15 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     if arguments.update_size {
         return size::lower();
     }
-    let mut selection: Vec<String> = arguments
-        .package
-        .iter()
-        .flat_map(|name| ["--package".to_owned(), name.clone()])
-        .collect();
-    if selection.is_empty() {
-        selection.push("--workspace".to_owned());
-    }
-    if arguments.release {
-        selection.push("--release".to_owned());
-    }
-    let (for_cargo, for_tests) = match arguments.rest.iter().position(|word| word == "--") {
+    let (filters, for_tests) = match arguments.rest.iter().position(|word| word == "--") {
         Some(at) => (&arguments.rest[..at], &arguments.rest[at + 1..]),
         None => (&arguments.rest[..], &[][..]),
     };
-    // Tests start programs of other packages. `cargo test` builds all of them where it builds all tests; to build them before would be to
-    // build most of the workspace twice, because tests ask for more features of what they depend on.
-    let whole = arguments.package.is_empty() && !for_cargo.iter().any(|word| word.starts_with('-'));
-    let (tally, success) = if whole {
-        (
-            test_programs::run_all(arguments.release, for_cargo, for_tests)?,
-            true,
-        )
-    } else {
-        run(cargo().args(["build", "--bins"]).args(if arguments.release {
-            &["--workspace", "--release"][..]
-        } else {
-            &["--workspace"]
-        }))?;
-        let mut command = cargo();
-        command
-            .args(["test", "--no-fail-fast"])
-            .args(&selection)
-            .args(for_cargo);
-        command.args(["--", "--show-output"]).args(for_tests);
-        tests_of(&mut command)?
+    let selection = test_programs::Selection {
+        packages: arguments.package.clone(),
+        release: arguments.release,
     };
+    let tally = selection.run(filters, for_tests)?;
 
     println!();
     if !tally.skipped.is_empty() {
@@ -112,8 +81,7 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
         "{} tests failed; they are listed above",
         tally.failed
     );
-    ensure!(success, "`cargo test` failed; its own message is above");
-    if whole && arguments.rest.is_empty() {
+    if arguments.package.is_empty() && arguments.rest.is_empty() {
         test_programs::compare(&tally.names)?;
     }
     ensure!(passed > 0 || !arguments.rest.is_empty(), "no test ran");
@@ -128,26 +96,6 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
 
 pub(crate) fn is_ci() -> bool {
     std::env::var("CI").as_deref() == Ok("true")
-}
-
-/// Runs a `cargo test`, showing its output but for what passing tests printed.
-fn tests_of(command: &mut Command) -> Result<(Tally, bool)> {
-    let line = command_line(command);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start `{line}`"))?;
-    let mut tally = Tally::default();
-    let mut out = std::io::stdout();
-    for bytes in BufReader::new(child.stdout.take().expect("stdout is piped")).split(b'\n') {
-        let bytes = bytes.context("cannot read what the tests say")?;
-        let line = String::from_utf8_lossy(&bytes);
-        if tally.line(&line) {
-            let _ = writeln!(out, "{line}");
-        }
-    }
-    let status = child.wait().context("cannot wait for the tests")?;
-    Ok((tally, status.success()))
 }
 
 /// A step: its name, what to do when it fails, and what it does.
@@ -175,6 +123,11 @@ fn run_step((name, remedy, step): Step) -> Ran {
         result,
     }
 }
+
+/// What all steps of `cargo xtask ci` together are to take at most.
+const MINUTES: f64 = 16.0;
+/// What later issues may add to that.
+const LATER: &str = "AHEAD may add 20 s, DPDK 75 s, FIELD 60 s, SOCKETS 90 s, each once it is there";
 
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
@@ -243,6 +196,7 @@ pub fn ci() -> Result<()> {
                 .env("RUSTDOCFLAGS", format!("{flags} -D warnings")))
         }),
     ];
+    let started = Instant::now();
     let mut ran = Vec::from(steps.map(run_step));
     std::thread::scope(|scope| {
         let cards = scope.spawn(|| run_step(cards));
@@ -259,6 +213,10 @@ pub fn ci() -> Result<()> {
         }
     }
     eprintln!("\n{table}");
+    let minutes = started.elapsed().as_secs_f64() / 60.0;
+    if minutes > MINUTES {
+        eprintln!("took {minutes:.1} min, and is to take {MINUTES}: {LATER}");
+    }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }

@@ -1,12 +1,8 @@
-//! The command line: refusals with a remedy, and the ordinary UDP receiver of `run --wire ipfrag`.
+//! The command line: refusals with a remedy.
 
-use std::net::UdpSocket;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::Duration;
-
-use xtask::bed::{Bed, BedConfig, Launch};
 
 fn skipped() -> bool {
     if rustix::process::geteuid().is_root() {
@@ -117,44 +113,6 @@ fn an_interface_without_a_peer_is_wrong_usage() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--peer"));
-}
-
-#[test]
-fn the_ordinary_udp_receiver_keeps_what_arrives() {
-    if skipped() {
-        return;
-    }
-    let folder = Folder::new("udp");
-    let received = folder.0.join("received");
-    let bed = Bed::new(&BedConfig::default()).unwrap();
-    let content: Vec<u8> = (0..300_000_u32)
-        .flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes())
-        .collect();
-    for sent_len in [content.len(), content.len() - 1] {
-        let to = (bed.right().address(), 7168);
-        let receiver = Launch::new(env!("CARGO_BIN_EXE_xtask"))
-            .args([
-                "udp-receive",
-                "--bind",
-                "198.18.0.2:7168",
-                "--bytes",
-                &content.len().to_string(),
-                "--output",
-            ])
-            .arg(&received)
-            .time_limit(Duration::from_secs(30));
-        let mut receiver = bed.right().spawn(receiver).unwrap();
-        receiver.await_udp_port(7168).unwrap();
-        let socket = bed.left().enter(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
-        for datagram in content[..sent_len].chunks(65_507) {
-            socket.send_to(datagram, to).unwrap();
-        }
-        // One byte too few, and the receiver ends by its idle limit.
-        let report = receiver.finish().unwrap().json().unwrap();
-        assert_eq!(report["bytes"], sent_len);
-        assert_eq!(report["datagrams"], sent_len.div_ceil(65_507));
-        assert_eq!(std::fs::read(&received).unwrap(), content[..sent_len]);
-    }
 }
 
 /// As of `| head -1`.

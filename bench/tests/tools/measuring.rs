@@ -290,36 +290,3 @@ fn round_trips_are_whole_and_ordered() {
         });
     }
 }
-
-#[test]
-fn binding_tells_the_truth_about_veth() {
-    let Some(bed) = Bed::new() else { return };
-    let bind = |interface: &str, line: &str| {
-        let line = format!("bind --interface {interface} --memory 4M {line}");
-        let mut command = bed.command(Host::Receiver, env!("CARGO_BIN_EXE_lm-check"));
-        command.args(["--time-limit", "15"]).args(line.split_whitespace());
-        Tool::start(command).end()
-    };
-    for mode in ["auto", "copy"] {
-        let report = bind(INTERFACE, &format!("--mode {mode}")).expect_code(0).json();
-        let queues = report["queues"].as_array().expect("a list of queues");
-        assert_eq!(queues.len(), 2, "{report}");
-        assert!(
-            queues
-                .iter()
-                .all(|queue| queue["zero_copy"] == false && queue["error"].is_null()),
-            "{report}"
-        );
-    }
-    // veth has no zero-copy; without huge pages it does not come that far.
-    let ended = bind(INTERFACE, "--mode zero-copy");
-    if ended.status.success() {
-        let report = ended.json();
-        assert!(report["queues"][0]["error"].is_string(), "{report}");
-    } else {
-        assert!(ended.stderr.contains("reserve huge pages"), "{}", ended.stderr);
-    }
-    let ended = bind("none0", "");
-    ended.expect_code(1);
-    assert!(ended.stderr.contains("none0"), "{}", ended.stderr);
-}

@@ -1,12 +1,10 @@
 //! `--wire ipfrag`: LM on one side only. Its packets are plain IP fragments in reverse order, which any host puts
-//! together again; the receiver here is an ordinary UDP socket in a process of its own, with no LM near it.
+//! together again; the receiver here is an ordinary UDP socket, with no LM near it.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::net::{SocketAddrV4, UdpSocket};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{Arguments, Content, TRANSFER_LIMIT, result, send_options};
@@ -22,22 +20,17 @@ const FIRST_LIMIT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     let content = Content::make(arguments)?;
-    let [sending, receiving] = two_cores();
+    let [sending, _] = two_cores();
     let bed = Bed::new(&BedConfig::default())?;
-    let to = SocketAddr::from((bed.right().address(), PORT)).to_string();
-    let received = content.folder.join("received");
-    let receiver = Launch::new(std::env::current_exe().context("cannot find this program")?)
-        .args([
-            "udp-receive",
-            "--bind",
-            &to,
-            "--bytes",
-            &content.len.to_string(),
-            "--output",
-        ])
-        .arg(&received)
-        .core(receiving)
-        .time_limit(TRANSFER_LIMIT);
+    let address = SocketAddrV4::new(bed.right().address(), PORT);
+    let (to, received, len) = (
+        address.to_string(),
+        content.folder.join("received"),
+        content.len as usize,
+    );
+    let socket = bed
+        .right()
+        .enter(|| bind(address, len).with_context(|| format!("cannot bind {address}")))?;
     let sender = Launch::new(programs.path("lm-send"))
         .args([
             "--interface",
@@ -54,8 +47,7 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
         .time_limit(TRANSFER_LIMIT);
     println!("receiver   an ordinary UDP socket bound to {to}: recv() and nothing else");
     println!("sender     {}", sender.command_line());
-    let mut receiver = bed.right().spawn(receiver)?;
-    receiver.await_udp_port(PORT)?;
+    let receiver = std::thread::spawn(move || receive(&socket, len));
     let sent = bed
         .left()
         .spawn(sender)?
@@ -66,21 +58,21 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
         !bed.right().has_xdp_program()?,
         "an XDP program is attached where only a UDP socket should be"
     );
-    let report = receiver.finish()?.json()?;
-    if report["bytes"] != json!(content.len) {
-        bail!(
-            "{} of {} bytes arrived: UDP has no flow control, and the receiving socket overflowed; try a smaller --size",
-            report["bytes"],
-            content.len
-        );
-    }
-    let sha256 = content.compare(&received)?;
-    println!(
-        "transfer   {} datagrams, sent by LM as IP fragments, put together by the kernel",
-        report["datagrams"]
+    let (bytes, datagrams) = receiver
+        .join()
+        .expect("it gives errors back")
+        .context("cannot receive")?;
+    ensure!(
+        bytes.len() == len,
+        "{} of {len} bytes arrived: UDP has no flow control, and the receiving socket overflowed; try a smaller --size",
+        bytes.len()
     );
+    std::fs::write(&received, &bytes).with_context(|| format!("cannot write {}", received.display()))?;
+    let sha256 = content.compare(&received)?;
+    println!("transfer   {datagrams} datagrams, sent by LM as IP fragments, put together by the kernel");
     println!("checked    SHA-256 of what the UDP socket received is that of what LM sent");
-    let transfer = json!({"send": sent, "receive": report, "sha256_received": sha256});
+    let transfer =
+        json!({"send": sent, "receive": {"bytes": len, "datagrams": datagrams}, "sha256_received": sha256});
     Ok(result(
         "LM to an ordinary UDP socket",
         &content,
@@ -89,54 +81,21 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     ))
 }
 
-/// An ordinary UDP receiver (used by `run --wire ipfrag`).
-#[derive(Debug, clap::Args)]
-pub struct UdpReceiveArguments {
-    /// Address and port to receive on.
-    #[arg(long)]
-    bind: SocketAddr,
-    /// File for what arrives, datagram after datagram.
-    #[arg(long)]
-    output: PathBuf,
-    /// Stop after so many bytes.
-    #[arg(long)]
-    bytes: usize,
-}
-
-/// A socket with room before it has its port, since whoever waits for that may send at once.
-fn bind(arguments: &UdpReceiveArguments) -> std::io::Result<UdpSocket> {
-    let family = match arguments.bind {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // The sender knows nothing of us and does not wait: room for everything it may send meanwhile. The kernel
-    // counts its own structures too, about as much again; where it refuses, the default has to do.
-    let room = arguments.bytes.saturating_mul(2).clamp(1 << 20, 512 << 20);
+/// A socket with room for everything that may come while nothing is taken: its sender does not wait.
+fn bind(address: SocketAddrV4, len: usize) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(address)?;
+    // The kernel counts its own structures too, about as much again; where it refuses, the default has to do.
+    let room = len.saturating_mul(2).clamp(1 << 20, 512 << 20);
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, room);
-    rustix::net::bind(&socket, &arguments.bind)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
-/// Receives datagrams until all bytes have come or none comes any more; prints `{"bytes", "datagrams"}`.
-pub fn udp_receive(arguments: &UdpReceiveArguments) -> Result<()> {
-    let socket = bind(arguments).with_context(|| format!("cannot bind {}", arguments.bind))?;
-    let mut bytes = Vec::with_capacity(arguments.bytes);
+/// Receives datagrams until all bytes have come or none comes any more; the bytes, and the number of datagrams.
+fn receive(socket: &UdpSocket, len: usize) -> std::io::Result<(Vec<u8>, u64)> {
+    let (mut bytes, mut datagrams) = (Vec::with_capacity(len), 0);
     let mut datagram = vec![0; 1 << 16];
-    let mut datagrams = 0_u64;
-    let first_limit = Instant::now() + FIRST_LIMIT;
-    while bytes.len() < arguments.bytes {
-        let limit = if datagrams == 0 {
-            first_limit.saturating_duration_since(Instant::now())
-        } else {
-            IDLE_LIMIT
-        };
-        if limit.is_zero() {
-            break;
-        }
-        socket
-            .set_read_timeout(Some(limit))
-            .context("cannot set a time limit")?;
+    while bytes.len() < len {
+        socket.set_read_timeout(Some(if datagrams == 0 { FIRST_LIMIT } else { IDLE_LIMIT }))?;
         match socket.recv(&mut datagram) {
             Ok(len) => {
                 bytes.extend_from_slice(&datagram[..len]);
@@ -144,11 +103,33 @@ pub fn udp_receive(arguments: &UdpReceiveArguments) -> Result<()> {
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error).context("cannot receive"),
+            Err(error) => return Err(error),
         }
     }
-    std::fs::write(&arguments.output, &bytes)
-        .with_context(|| format!("cannot write {}", arguments.output.display()))?;
-    println!("{}", json!({"bytes": bytes.len(), "datagrams": datagrams}));
-    Ok(())
+    Ok((bytes, datagrams))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn the_ordinary_udp_receiver_keeps_what_arrives() {
+        let content: Vec<u8> = (0..300_000_u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 9) as u8)
+            .collect();
+        for sent_len in [content.len(), content.len() - 1] {
+            let receiver = bind(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), content.len()).unwrap();
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for datagram in content[..sent_len].chunks(65_507) {
+                sender.send_to(datagram, receiver.local_addr().unwrap()).unwrap();
+            }
+            // One byte too few, and the receiver ends by its idle limit.
+            let (bytes, datagrams) = receive(&receiver, content.len()).unwrap();
+            assert!(bytes == content[..sent_len], "{} bytes", bytes.len());
+            assert_eq!(datagrams, sent_len.div_ceil(65_507) as u64);
+        }
+    }
 }

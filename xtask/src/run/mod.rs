@@ -6,8 +6,6 @@ mod interoperate;
 mod two_hosts;
 mod two_machines;
 
-pub use interoperate::{UdpReceiveArguments, udp_receive};
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

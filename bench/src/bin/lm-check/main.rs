@@ -2,7 +2,6 @@
 //! object on standard output when it ends; receiving programs say `ready` on standard error once a sender may start. It is not shipped.
 #![deny(unsafe_code)]
 
-mod bind;
 mod check;
 mod exchange;
 mod flood;
@@ -38,8 +37,6 @@ enum Program {
     Exchange(exchange::ExchangeArgs),
     /// Send packets that no session knows to where a stream's fragments land
     Flood(flood::FloodArgs),
-    /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
-    Bind(bind::BindArgs),
     /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
     Overlay(overlay::OverlayArgs),
 }
@@ -57,7 +54,6 @@ fn run(program: &Program) -> Result<ExitCode, Failure> {
         Program::Messages(args) => print(&check::check(args, ready)?),
         Program::Exchange(args) => print(&exchange::exchange(args, ready)?),
         Program::Flood(args) => print(&flood::flood(args, ready)?),
-        Program::Bind(args) => print(&bind::bind(args)?),
         Program::Overlay(args) => print(&overlay::overlay(args)?),
     }
     Ok(ExitCode::SUCCESS)

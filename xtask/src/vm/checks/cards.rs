@@ -3,11 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::pair::{hosts, require_zero_copy};
-use crate::bed::{INTERFACE, Launch};
+use super::pair::{hosts, launch, require_zero_copy};
 use crate::vm::devices::Device;
 use crate::vm::guest::{all_cards, cards, facts};
-use crate::vm::protocol::Plan;
+use crate::vm::protocol::{Mode, Plan};
 use crate::vm::qemu;
 
 pub(super) fn boot(plan: &Plan) -> Result<Value> {
@@ -37,27 +36,23 @@ pub(super) fn boot(plan: &Plan) -> Result<Value> {
     Ok(facts)
 }
 
+/// An endpoint has a socket on each of a card's two queues.
 pub(super) fn bind_zerocopy(_plan: &Plan, device: Device) -> Result<Value> {
     require_zero_copy(device)?;
     let bed = hosts(device, false)?;
-    let mut reports = Vec::new();
+    let mut modes = Vec::new();
     for host in [bed.left(), bed.right()] {
-        let program =
-            Launch::new("/bin/lm-check").args(["bind", "--interface", INTERFACE, "--mode", "zero-copy"]);
-        let report = host.spawn(program)?.finish()?.json().context("lm-check bind")?;
-        let queues = report["queues"]
-            .as_array()
-            .context("lm-check bind names no queues")?;
-        ensure!(!queues.is_empty(), "{INTERFACE} has no queues");
-        for queue in queues {
-            ensure!(
-                queue["zero_copy"] == true,
-                "queue {} of {} is not in zero-copy mode: {queue}",
-                queue["queue"],
-                host.name()
-            );
-        }
-        reports.push(report);
+        let mut program = host.spawn(launch("lm-check messages", Mode::ZeroCopy))?;
+        program.await_text("ready")?;
+        let output = program.stop()?;
+        let report = output.json().with_context(|| output.stderr.clone())?;
+        let mode = report["mode"].clone();
+        ensure!(
+            mode == Mode::ZeroCopy.in_effect(),
+            "{} is in mode {mode}",
+            host.name()
+        );
+        modes.push(mode);
     }
-    Ok(json!({"left": reports[0], "right": reports[1], "huge_pages": qemu::HUGE_PAGES}))
+    Ok(json!({"modes": modes, "huge_pages": qemu::HUGE_PAGES}))
 }

@@ -82,7 +82,7 @@ pub const TABLE: &[Check] = &[
         name: "bind-zerocopy",
         list: List::Machine,
         limit_s: 60,
-        about: "each queue binds landing memory on huge pages with XDP_ZEROCOPY, and XDP_OPTIONS says so",
+        about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge pages",
         run: Run::Each(CARDS, cards::bind_zerocopy),
     },
     Check {

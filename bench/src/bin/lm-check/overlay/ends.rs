@@ -14,8 +14,7 @@ use lm_ebpf::{AttachMode, Gate, GateConfig, Role};
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
-use super::OverlayArgs;
-use crate::bind::Demand;
+use super::{Demand, OverlayArgs};
 use lm_bench::cli::{Failure, chain};
 
 /// Length of a chunk in bytes: the one that every driver takes, igb too.

@@ -12,14 +12,14 @@ mod ends;
 mod picture;
 mod probe;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use lm_dataplane::memory::PACKET_HEADROOM;
+use lm_dataplane::xsk::BindMode;
 use lm_protocol::geometry::{Geometry, Layout, LinkShape, Wire};
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::zone::ZoneShape;
 use serde::Serialize;
 
-use crate::bind::Demand;
 use lm_bench::cli::{Failure, chain};
 use lm_bench::size::ByteSize;
 
@@ -29,6 +29,24 @@ pub(crate) use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
 const ZONE: u64 = 64 << 10;
+
+/// `--mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Demand {
+    /// Copy mode.
+    Copy,
+    /// Zero-copy or an error; takes huge pages.
+    ZeroCopy,
+}
+
+impl From<Demand> for BindMode {
+    fn from(demand: Demand) -> BindMode {
+        match demand {
+            Demand::Copy => BindMode::Copy,
+            Demand::ZeroCopy => BindMode::ZeroCopy,
+        }
+    }
+}
 
 /// `lm-check overlay`.
 #[derive(Debug, Clone, Args)]
