@@ -21,9 +21,11 @@ pub struct Arguments {
     /// MTU of both interfaces, in bytes.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..))]
     mtu: u16,
-    /// Put an impairment box between the hosts: without further options it only forwards.
-    #[arg(long = "box", id = "box")]
-    with_box: bool,
+    /// Put an impairment box between the hosts, with options of `lm-bench impair` such as "--loss 1% --delay 50us,2ms"; without any it
+    /// only forwards.
+    #[arg(long = "box", id = "box", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "")]
+    #[arg(allow_hyphen_values = true)]
+    with_box: Option<String>,
     /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
     #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Option<u32>,
@@ -41,8 +43,6 @@ pub struct Arguments {
     /// With --hosts: an admission daemon on each, so that programs need no privileges: user 65534 may use it.
     #[arg(long, requires = "hosts")]
     daemons: bool,
-    #[command(flatten)]
-    impairments: Impairments,
 }
 
 /// Runs the command.
@@ -51,20 +51,21 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(hosts) = arguments.hosts {
         return keep_cluster(hosts, arguments.daemons);
     }
-    let programs = arguments.with_box.then(Programs::build).transpose()?;
+    let impairments = arguments.with_box.clone().map(Impairments);
+    let programs = impairments.as_ref().map(|_| Programs::build()).transpose()?;
     let slow = arguments.port.is_some() || arguments.cable.is_some();
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
-        with_box: arguments.with_box,
+        with_box: impairments.is_some(),
         box_cores: Some(two_cores()),
         senders: arguments.senders.or(slow.then_some(SENDERS)),
         port: arguments.port,
         cable: arguments.cable,
-        checksum_offload: !arguments.impairments.needs_checksums(),
+        checksum_offload: !impairments.as_ref().is_some_and(Impairments::needs_checksums),
         ..BedConfig::default()
     })?;
-    let running = programs
-        .map(|programs| bed.start_box(&programs.path("lm-bench"), &arguments.impairments))
+    let running = (programs.zip(impairments))
+        .map(|(programs, impairments)| bed.start_box(&programs.path("lm-bench"), &impairments))
         .transpose()?;
     let hosts: Vec<_> = bed.senders().into_iter().chain([bed.right()]).collect();
     let joined = if running.is_some() {

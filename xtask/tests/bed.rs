@@ -238,10 +238,7 @@ fn a_bed_with_a_box_passes_packets_while_the_box_runs() {
         socket
     };
     let (left, right) = (bind(bed.left()), bind(bed.right()));
-    let delay = Impairments {
-        delay: Some("5ms,0".to_owned()),
-        ..Impairments::default()
-    };
+    let delay = Impairments("--delay 5ms,0".to_owned());
     let started = Instant::now();
     let running = bed.start_box(&lm_bench, &delay).unwrap();
     left.send_to(b"question", right.local_addr().unwrap()).unwrap();
@@ -257,10 +254,7 @@ fn a_bed_with_a_box_passes_packets_while_the_box_runs() {
     left.send_to(b"again", right.local_addr().unwrap()).unwrap();
     right.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(right.recv_from(&mut [0; 64]).is_err());
-    let wrong = Impairments {
-        loss: Some("1".to_owned()),
-        ..Impairments::default()
-    };
+    let wrong = Impairments("--loss 1".to_owned());
     let error = format!("{:#}", bed.start_box(&lm_bench, &wrong).unwrap_err());
     assert!(error.contains("like 1%"), "{error}");
     drop(bed);

@@ -113,6 +113,10 @@ pub struct BedConfig {
     pub box_cores: Option<[usize; 2]>,
     /// `Some(n)`: a switch with `n` senders, the left host and others, and the right host as their receiver.
     pub senders: Option<u32>,
+    /// Whether every host behind the switch receives, too ([`Cluster`]).
+    pub is_cluster: bool,
+    /// Receive queue for everything that the switch sends to a receiver; `None`: the kernel chooses.
+    pub landing_queue: Option<u32>,
     /// What the switch's port towards the receiver sends and keeps; without, as much as goes.
     pub port: Option<Port>,
     /// The rate of the cable from each host to the switch; without, as much as goes.
@@ -135,6 +139,8 @@ impl Default for BedConfig {
             with_box: false,
             box_cores: None,
             senders: None,
+            is_cluster: false,
+            landing_queue: Some(switch::RECEIVER_QUEUE),
             port: None,
             cable: None,
             segmentation_offloads: false,
@@ -148,12 +154,10 @@ impl Default for BedConfig {
 /// program ends, which its own drop sees to. So no order of drops leaks anything.
 #[derive(Debug)]
 pub struct Bed {
-    left: Host,
-    right: Host,
+    /// The left and the right one, and senders beyond the left one.
+    hosts: Vec<Host>,
     middle: Option<Host>,
     switch: Option<Host>,
-    /// Senders beyond the left host.
-    further: Vec<Host>,
     config: BedConfig,
     /// Cards that go back, then the namespaces.
     _leftovers: Vec<Registered>,
@@ -177,25 +181,27 @@ impl Bed {
         );
         let number = next_number();
         let name = |side: &str| namespace_name(number, side);
-        let (left, right) = (name(Side::Left.name()), name(Side::Right.name()));
-        let middle = config.with_box.then(|| name(BOX));
-        let switch = config.senders.map(|_| name(switch::SWITCH));
-        let further = config.senders.map_or(Ok(Vec::new()), switch::further_senders)?;
-        let host = |(side, address): (String, _)| Host::new(name(&side), address);
-        let further: Vec<Host> = further.into_iter().map(host).collect();
-        let left = Host::new(left, Side::Left.address());
-        let right = Host::new(right, Side::Right.address());
-        let nameless = |name| Host::new(name, Ipv4Addr::UNSPECIFIED);
-        let middle = middle.map(nameless);
-        let switch = switch.map(nameless);
-        let hosts = || [&left, &right].into_iter().chain(&further);
+        let mut hosts = [Side::Left, Side::Right]
+            .map(|side| (side.name().to_owned(), side.address()))
+            .to_vec();
+        if let Some(senders) = config.senders {
+            hosts.extend(switch::further_senders(senders)?);
+        }
+        let hosts: Vec<Host> = hosts
+            .iter()
+            .map(|(side, address)| Host::new(name(side), *address))
+            .collect();
+        let [left, right] = [&hosts[0], &hosts[1]];
+        let nameless = |side: &str| Host::new(name(side), Ipv4Addr::UNSPECIFIED);
+        let middle = config.with_box.then(|| nameless(BOX));
+        let switch = config.senders.map(|_| nameless(switch::SWITCH));
         let mut topology = Topology::default();
         // Cards go home before their namespaces go.
         let first = match &middle {
             Some(middle) => (middle, middle::RIGHT),
-            None => (&left, INTERFACE),
+            None => (left, INTERFACE),
         };
-        let cards = || config.cards.iter().flatten().zip([first, (&right, INTERFACE)]);
+        let cards = || config.cards.iter().flatten().zip([first, (right, INTERFACE)]);
         for (card, (host, interface)) in cards() {
             topology.keep(Leftover::Card {
                 namespace: host.name().to_owned(),
@@ -203,19 +209,19 @@ impl Bed {
                 name: card.clone(),
             })?;
         }
-        topology.hosts(hosts().chain(&middle).chain(&switch))?;
+        topology.hosts(hosts.iter().chain(&middle).chain(&switch))?;
         let mut join = |ends: [(&Host, &str); 2]| topology.join(ends, config.mtu, config.queues);
         if let Some(switch) = &switch {
-            for host in hosts() {
+            for host in &hosts {
                 join([(host, INTERFACE), (switch, &switch::port_of(host))]);
             }
         } else if let Some(middle) = &middle {
-            join([(&left, INTERFACE), (middle, middle::LEFT)]);
+            join([(left, INTERFACE), (middle, middle::LEFT)]);
             if config.cards.is_none() {
-                join([(&right, INTERFACE), (middle, middle::RIGHT)]);
+                join([(right, INTERFACE), (middle, middle::RIGHT)]);
             }
         } else if config.cards.is_none() {
-            join([(&left, INTERFACE), (&right, INTERFACE)]);
+            join([(left, INTERFACE), (right, INTERFACE)]);
         }
         for (card, (host, interface)) in cards() {
             let (namespace, mtu) = (host.name(), config.mtu);
@@ -225,23 +231,28 @@ impl Bed {
         }
         let leftovers = topology.make()?;
         let bed = Bed {
-            left,
-            right,
+            hosts,
             middle,
             switch,
-            further,
             config: config.clone(),
             _leftovers: leftovers,
         };
         if let Some(switch) = &bed.switch {
             // Steering needs a choice.
-            let steered = |queue| (config.queues > 1).then_some(queue);
-            let ports: Vec<_> = (bed.senders().into_iter().map(|host| (host, steered(0))))
-                .chain([(&bed.right, steered(switch::RECEIVER_QUEUE))])
+            let steered = |at| match (at == 1 || config.is_cluster, config.queues) {
+                (_, 1) => None,
+                (true, _) => config.landing_queue,
+                (false, _) => Some(0),
+            };
+            let ports: Vec<_> = bed
+                .hosts
+                .iter()
+                .enumerate()
+                .map(|(at, host)| (host, steered(at)))
                 .collect();
             switch::configure(switch, &ports)?;
-            let hosts: Vec<&Host> = ports.into_iter().map(|(host, _)| host).collect();
-            port::configure(switch, &hosts, &bed.right, config)?;
+            let hosts: Vec<&Host> = bed.hosts.iter().collect();
+            port::configure(switch, &hosts, bed.right(), config)?;
         }
         if let Some(middle) = &bed.middle {
             middle
@@ -261,13 +272,17 @@ impl Bed {
                 }
             }
         }
-        for host in bed.senders().into_iter().chain([&bed.right]) {
+        for host in &bed.hosts {
             configure(host, config).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
         if let Some(switch) = &bed.switch {
-            let senders = bed.senders();
-            switch::introduce(&senders, &[&bed.right]).context("cannot introduce the hosts")?;
-            switch::await_forwarding(switch, &[&senders[..], &[&bed.right]].concat())?;
+            let all: Vec<&Host> = bed.hosts.iter().collect();
+            let (some, others) = match config.is_cluster {
+                true => (all.clone(), all.clone()),
+                false => (bed.senders(), vec![bed.right()]),
+            };
+            switch::introduce(&some, &others).context("cannot introduce the hosts")?;
+            switch::await_forwarding(switch, &all)?;
         }
         Ok(bed)
     }
@@ -280,22 +295,22 @@ impl Bed {
     /// Has the switch bring everything for the right host to this receive queue of two.
     pub fn steer_to_receiver(&self, queue: u32) -> Result<()> {
         let switch = self.switch.as_ref().context("a bed without a switch")?;
-        switch::steer(switch, &self.right, queue)
+        switch::steer(switch, self.right(), queue)
     }
 
     /// The host with address 198.18.0.1.
     pub fn left(&self) -> &Host {
-        &self.left
+        &self.hosts[0]
     }
 
     /// All senders, the left host first; only a bed with a switch ([`BedConfig::senders`]) has others.
     pub fn senders(&self) -> Vec<&Host> {
-        std::iter::once(&self.left).chain(&self.further).collect()
+        std::iter::once(self.left()).chain(&self.hosts[2..]).collect()
     }
 
     /// Tells the left and the right host each other's Ethernet address for ever: no ARP between them.
     pub fn introduce(&self) -> Result<()> {
-        for (host, other) in [(&self.left, &self.right), (&self.right, &self.left)] {
+        for (host, other) in [(self.left(), self.right()), (self.right(), self.left())] {
             let mac = other.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
             let line = format!(
                 "neigh replace {} lladdr {mac} nud permanent dev {INTERFACE}",
@@ -308,7 +323,7 @@ impl Bed {
 
     /// The host with address 198.18.0.2.
     pub fn right(&self) -> &Host {
-        &self.right
+        &self.hosts[1]
     }
 }
 
@@ -394,8 +409,7 @@ fn owner_of(name: &str) -> Option<u32> {
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?;
     let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH | lone::LONE)
-        || switch::is_further_sender(side)
-        || cluster::is_host(side);
+        || switch::is_further_sender(side);
     (ours && parts.next().is_none()).then_some(pid)
 }
 
@@ -411,7 +425,6 @@ mod tests {
         assert_eq!(owner_of("lmx-4711-0-switch"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-lone"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-left9"), Some(4711));
-        assert_eq!(owner_of("lmx-4711-0-host16"), Some(4711));
         for foreign in [
             "lmx",
             "lmx-4711",

@@ -157,8 +157,8 @@ impl Bed {
         let ideal = frames_per_s(port.rate, self.config.mtu);
         let until = Instant::now() + LOOK * (LOOKS + 1);
         let sink = self
-            .right
-            .enter(|| Ok(UdpSocket::bind((self.right.address(), DISCARD))?))?;
+            .right()
+            .enter(|| Ok(UdpSocket::bind((self.right().address(), DISCARD))?))?;
         let senders = self.senders();
         let each = ideal * FLOOD / senders.len() as f64;
         let passed = std::thread::scope(|scope| {
@@ -167,7 +167,7 @@ impl Bed {
                 .collect();
             let file = format!(
                 "/sys/class/net/{}/statistics/tx_packets",
-                switch::port_of(&self.right)
+                switch::port_of(self.right())
             );
             let passed = switch.enter(|| rates(&file));
             for flood in floods {
@@ -190,7 +190,7 @@ impl Bed {
         // Of this thread alone: like a host of its own, it waits for no other program.
         setpriority_process(None, -20)?;
         let socket = host.enter(|| Ok(UdpSocket::bind((host.address(), 0))?))?;
-        socket.connect((self.right.address(), DISCARD))?;
+        socket.connect((self.right().address(), DISCARD))?;
         let datagram = vec![0; usize::from(self.config.mtu - HEADERS_LEN)];
         let (begun, mut sent) = (Instant::now(), 0);
         while Instant::now() < until {
@@ -218,14 +218,14 @@ impl Bed {
     /// What has been dropped so far of what went to the receiver.
     pub fn drops(&self) -> Result<Drops> {
         let of_xsk = format!("/sys/class/net/{INTERFACE}/statistics/rx_dropped");
-        let of_xsk: u64 = self.right.read_file(&of_xsk)?.trim().parse()?;
+        let of_xsk: u64 = self.right().read_file(&of_xsk)?.trim().parse()?;
         let mut drops = Drops {
-            sockets: socket_drops(&self.right.read_file("/proc/thread-self/net/snmp")?)
+            sockets: socket_drops(&self.right().read_file("/proc/thread-self/net/snmp")?)
                 .context("the receiver's kernel counts no drops")?
                 + of_xsk,
             ..Drops::default()
         };
-        let port = switch::port_of(&self.right);
+        let port = switch::port_of(self.right());
         for one in self.disciplines()? {
             let dropped = one["drops"].as_u64().context("tc counts no drops")?;
             match one["dev"].as_str() == Some(&port) {

@@ -184,46 +184,37 @@ fn table(reports: &[Value]) -> Result<Table> {
         "retransmissions",
         "landed by redirect",
     ]);
-    let mut all = [0.0; 2];
-    let mut landed = [0; 2];
-    let (mut sent, mut received, mut again) = (0, 0, 0);
-    for report in reports {
-        let one = std::slice::from_ref(report);
-        let seconds = report["seconds"].as_f64().filter(|&s| s > 0.0).unwrap_or(1.0);
-        let rates = ["to", "from"].map(|way| sum(one, way, "bytes") as f64 * 8.0 / seconds / 1e6);
-        let number = |name: &str| report[name].as_u64().unwrap_or(0);
-        let of_host = [number("fragments_landed"), number("fragments_one_copy")];
-        let counts = ["to", "from"].map(|way| sum(one, way, "messages"));
+    let mut row = |name: &str, some: &[Value]| {
+        let number = |name: &str| {
+            some.iter()
+                .filter_map(|report| report[name].as_u64())
+                .sum::<u64>()
+        };
+        let rate = |way: &str| {
+            let of = |one: &Value| {
+                let seconds = one["seconds"]
+                    .as_f64()
+                    .filter(|&seconds| seconds > 0.0)
+                    .unwrap_or(1.0);
+                sum(std::slice::from_ref(one), way, "bytes") as f64 * 8.0 / seconds / 1e6
+            };
+            format!("{:.0}", some.iter().map(of).sum::<f64>())
+        };
         table.row([
-            address(report)?.to_owned(),
-            counts[0].to_string(),
-            counts[1].to_string(),
-            format!("{:.0}", rates[0]),
-            format!("{:.0}", rates[1]),
-            sum(one, "to", "failed").to_string(),
+            name.to_owned(),
+            sum(some, "to", "messages").to_string(),
+            sum(some, "from", "messages").to_string(),
+            rate("to"),
+            rate("from"),
+            sum(some, "to", "failed").to_string(),
             number("retransmissions").to_string(),
-            share(of_host),
+            share([number("fragments_landed"), number("fragments_one_copy")]),
         ]);
-        (sent, received, again) = (
-            sent + counts[0],
-            received + counts[1],
-            again + number("retransmissions"),
-        );
-        for at in 0..2 {
-            all[at] += rates[at];
-            landed[at] += of_host[at];
-        }
+    };
+    for report in reports {
+        row(address(report)?, std::slice::from_ref(report));
     }
-    table.row([
-        "all".to_owned(),
-        sent.to_string(),
-        received.to_string(),
-        format!("{:.0}", all[0]),
-        format!("{:.0}", all[1]),
-        sum(reports, "to", "failed").to_string(),
-        again.to_string(),
-        share(landed),
-    ]);
+    row("all", reports);
     Ok(table)
 }
 

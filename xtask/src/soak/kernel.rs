@@ -85,23 +85,36 @@ impl Plan {
         let average = message_size as f64 / (message_size as f64).ln();
         let messages = (RUN_LEN as f64 / average) as u64;
         let messages = messages.min(20 + dice.roll(1500));
-        let impairments = Impairments {
-            loss: dice.shares(60_000, 6),
-            loss_burst: Some(format!("{},{}", 1 + dice.roll(6), 1 + dice.roll(6))),
-            duplicate: dice.shares(40_000, 4),
-            corrupt: dice.shares(10_000, 4),
-            reorder: dice.shares(40_000, 3),
-            reorder_by: Some(format!("{},{}", 1 + dice.roll(30), 1 + dice.roll(30))),
-            // Both take packets through user space, one at a time.
-            delay: (dice.roll(4) == 0)
-                .then(|| format!("{}us,{}us", 1 + dice.roll(1000), 1 + dice.roll(1000))),
-            rate: (dice.roll(8) == 0).then(|| format!("{}Mbit", 200 + dice.roll(1800))),
-            seed: Some(seed),
+        let mut options = format!("--seed {seed}");
+        let mut add = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                options += &format!(" --{name} {value}");
+            }
         };
+        add("loss", dice.shares(60_000, 6));
+        add(
+            "loss-burst",
+            Some(format!("{},{}", 1 + dice.roll(6), 1 + dice.roll(6))),
+        );
+        add("duplicate", dice.shares(40_000, 4));
+        add("corrupt", dice.shares(10_000, 4));
+        add("reorder", dice.shares(40_000, 3));
+        add(
+            "reorder-by",
+            Some(format!("{},{}", 1 + dice.roll(30), 1 + dice.roll(30))),
+        );
+        // Both take packets through user space, one at a time.
+        let delay =
+            (dice.roll(4) == 0).then(|| format!("{}us,{}us", 1 + dice.roll(1000), 1 + dice.roll(1000)));
+        let rate = (dice.roll(8) == 0).then(|| format!("{}Mbit", 200 + dice.roll(1800)));
+        let is_by_user_space = delay.is_some() || rate.is_some();
+        add("delay", delay);
+        add("rate", rate);
+        let impairments = Impairments(options);
         let in_flight = 1 + dice.roll(64);
         // What the box's program redirects, a generic program never sees (netif_receive_generic_xdp in net/core/dev.c); what
         // goes through the box's sockets it does.
-        let mode = match impairments.delay.is_some() || impairments.rate.is_some() {
+        let mode = match is_by_user_space {
             true => dice.pick(&["copy", "generic"]),
             false => "copy",
         };
@@ -253,78 +266,86 @@ fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: 
 
 /// Sent = delivered + Σ drops + in flight, for messages and for packets.
 fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Result<()> {
-    let sender = |name: &str| number(sent, &["counters", name]);
-    let receiver = |name: &str| number(received, &["counters", name]);
+    let same = |words: &str, one: u64, other: u64| {
+        ensure!(one == other, "{words}: {one} and {other}");
+        Ok(())
+    };
+    let sum = |report: &Value, path: &str, names: &[&str]| -> Result<u64> {
+        names.iter().map(|name| number(report, &[path, name])).sum()
+    };
     // Messages: each that was accepted has ended one way, by the sender's count.
-    let ended = sender("messages_sent")? + sender("messages_failed")?;
-    ensure!(
-        ended == plan.messages,
-        "{ended} of {} messages ended",
-        plan.messages
-    );
+    let ended = sum(sent, "counters", &["messages_sent", "messages_failed"])?;
+    same("messages ended, of", ended, plan.messages)?;
     for direction in ["rightward", "leftward"] {
-        let of = |name: &str| number(forwarded, &[direction, name]);
-        let came = of("received")? + of("duplicated")?;
-        let went = of("sent")? + of("lost")? + of("queue_full")? + of("refused")? + of("held")?;
-        ensure!(
-            came == went,
-            "{direction}, the box took {came} packets and {went} went"
-        );
-        ensure!(
-            of("refused")? == 0,
-            "{direction}, the kernel refused packets to the box"
-        );
+        let of = |names: &[&str]| sum(forwarded, direction, names);
+        let went = of(&["sent", "lost", "queue_full", "refused", "held"])?;
+        same(
+            "packets that the box took, and that went",
+            of(&["received", "duplicated"])?,
+            went,
+        )?;
+        same("packets that the kernel refused to the box", of(&["refused"])?, 0)?;
     }
     // What the box sent met the gate, or found the interface's queue full.
-    let judged: u64 = (received["gate"].as_object().context("no gate")?.values())
-        .filter_map(Value::as_u64)
-        .sum();
+    let gate = received["gate"].as_object().context("no gate")?;
+    let judged: u64 = gate.values().filter_map(Value::as_u64).sum();
+    let judged = judged + number(forwarded, &["rightward", "overrun"])?;
     let arrived = number(forwarded, &["rightward", "sent"])?;
-    let overrun = number(forwarded, &["rightward", "overrun"])?;
-    ensure!(
-        judged + overrun == arrived,
-        "the box sent {arrived} packets, {overrun} were dropped by the interface, and the gate judged {judged}"
-    );
+    same(
+        "packets that the box sent, and that the gate judged or the interface dropped",
+        arrived,
+        judged,
+    )?;
     // Fragments leave through the box before anything happens to them.
-    let fragments = sender("data_packets_sent")?;
+    let fragments = number(sent, &["counters", "data_packets_sent"])?;
     let left = number(forwarded, &["rightward", "received"])?;
     ensure!(
         fragments <= left,
         "{fragments} fragments were sent, and {left} packets"
     );
     let drops = received["drops"].as_object().context("no drops")?;
-    let dropped = |name: &str| drops.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let discarded = drops
+        .get("landing_discarded")
+        .and_then(Value::as_u64)
+        .unwrap_or(0);
     let landed = number(received, &["gate", "gate_redirect_landing"])?;
-    let taken = receiver("landing_packets")? + dropped("landing_discarded");
-    ensure!(
-        taken == landed,
-        "the gate let {landed} fragments land, and {taken} were taken or discarded"
-    );
+    let taken = sum(received, "counters", &["landing_packets"])? + discarded;
+    same(
+        "fragments that the gate let land, and that were taken or discarded",
+        landed,
+        taken,
+    )?;
     let redirected = number(received, &["gate", "gate_redirect_general"])?;
-    let taken = receiver("general_packets")?;
-    ensure!(
-        taken == redirected,
-        "the gate redirected {redirected} general packets, and {taken} were taken"
-    );
+    let taken = sum(received, "counters", &["general_packets"])?;
+    same(
+        "general packets that the gate redirected, and that were taken",
+        redirected,
+        taken,
+    )?;
     // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are no
     // packets; those that were discarded were not taken.
-    let taken = receiver("landing_packets")?
-        + receiver("general_packets")?
-        + receiver("one_copy_packets")?
-        + receiver("control_packets")?
-        + receiver("landing_heard")?;
-    let used = receiver("packets_used")? + receiver("challenged")? + receiver("fragments_delivered")?;
+    const TAKEN: [&str; 5] = [
+        "landing_packets",
+        "general_packets",
+        "one_copy_packets",
+        "control_packets",
+        "landing_heard",
+    ];
     const NOT_TAKEN: [&str; 3] = ["landing_discarded", "foreign_frame", "foreign_completion"];
+    let used = sum(
+        received,
+        "counters",
+        &["packets_used", "challenged", "fragments_delivered"],
+    )?;
     let is_packet = |name: &str| !NOT_TAKEN.contains(&name) && !is_violation(name);
-    let dropped: u64 = (drops.iter())
-        .filter(|(name, _)| is_packet(name))
-        .filter_map(|(_, count)| count.as_u64())
-        .sum();
-    ensure!(
-        taken == used + dropped,
-        "{taken} packets were taken, {used} were of use and {dropped} dropped"
-    );
-    Ok(())
+    let packets = drops.iter().filter(|(name, _)| is_packet(name));
+    let dropped: u64 = packets.filter_map(|(_, count)| count.as_u64()).sum();
+    let taken = sum(received, "counters", &TAKEN)?;
+    same(
+        "packets that were taken, and that were of use or dropped",
+        taken,
+        used + dropped,
+    )
 }
 
 /// Violations of the pairing invariant stand among the drops, by these names.
@@ -403,8 +424,8 @@ mod tests {
             ("messages ended", |_, s, _, _| {
                 s["counters"]["messages_failed"] = json!(1);
             }),
-            ("the box took", |_, _, _, f| f["leftward"]["lost"] = json!(5)),
-            ("the gate judged", |_, _, r, _| {
+            ("that the box took", |_, _, _, f| f["leftward"]["lost"] = json!(5)),
+            ("that the gate judged", |_, _, r, _| {
                 r["gate"]["gate_pass_order"] = json!(1)
             }),
             ("were taken or discarded", |_, _, r, _| {

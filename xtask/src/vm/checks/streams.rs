@@ -337,17 +337,10 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
     let plans = if plan.short { &all[..1] } else { &all };
     let mut reports = Vec::new();
     for (seed, &(delivery, loss, duplicate, reorder, corrupt)) in (1..).zip(plans) {
-        let of = |share: &str| Some(share.to_owned());
-        let impairments = Impairments {
-            loss: of(loss),
-            loss_burst: of("2"),
-            duplicate: of(duplicate),
-            reorder: of(reorder),
-            reorder_by: of("5"),
-            corrupt: of(corrupt),
-            seed: Some(seed),
-            ..Impairments::default()
-        };
+        let impairments = Impairments(format!(
+            "--loss {loss} --loss-burst 2 --duplicate {duplicate} --reorder {reorder} --reorder-by 5 --corrupt {corrupt} \
+             --seed {seed}"
+        ));
         let running = pair
             .bed
             .start_box(std::path::Path::new("/bin/lm-bench"), &impairments)?;
