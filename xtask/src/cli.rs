@@ -31,7 +31,6 @@ enum Command {
     /// they are skipped; with CI=true in the environment that is an error.
     Models,
     Fuzz(fuzz::FuzzArguments),
-    Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
     Vm(vm::Arguments),
@@ -75,7 +74,6 @@ fn run(command: Command) -> Result<()> {
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Models => models::run(),
         Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
-        Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Vm(arguments) => vm::command(arguments),

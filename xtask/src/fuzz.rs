@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz` and `cargo xtask asan`: arbitrary input, and tools that watch memory.
+//! `cargo xtask fuzz`: arbitrary input, and tools that watch memory.
 //!
 //! Both need a nightly toolchain, which nothing else here does.
 
@@ -23,21 +23,21 @@ pub struct FuzzArguments {
     /// Only this target (may be repeated): the names of fuzz/fuzz_targets.
     #[arg(long, value_name = "NAME")]
     target: Vec<String>,
-}
-
-/// Run the tests that need no kernel under AddressSanitizer, or under valgrind.
-///
-/// Those are lm-protocol's and the poll engine's on the simulated NIC. AddressSanitizer needs a nightly toolchain,
-/// valgrind itself; what is missing is said in one line, and is an error with CI=true only.
-#[derive(Debug, clap::Args)]
-pub struct AsanArguments {
-    /// valgrind instead (memcheck), and only tests that it finishes in minutes.
-    #[arg(long)]
+    /// Instead: lm-protocol's tests, the cards', and the poll engine's on the simulated NIC, under AddressSanitizer.
+    ///
+    /// A nightly toolchain that is missing is said in one line, and is an error with CI=true only.
+    #[arg(long, conflicts_with_all = ["time", "target"])]
+    asan: bool,
+    /// Instead: those of them that it finishes in minutes under valgrind (memcheck), likewise.
+    #[arg(long, conflicts_with_all = ["time", "target", "asan"])]
     valgrind: bool,
 }
 
 /// The target that runs whole engines.
 const ENGINE: &str = "engine";
+
+/// Packages with tests that need no kernel.
+const PACKAGES: [&str; 3] = ["lm-protocol", "lm-cards", "lm-dataplane"];
 
 /// Targets with a gate in the kernel.
 const WITH_GATE: [&str; 3] = ["daemon", "gate", "state"];
@@ -86,6 +86,12 @@ fn shares(names: &[String], seconds: u64) -> Vec<u64> {
 
 /// Runs `cargo xtask fuzz`.
 pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
+    if arguments.asan {
+        return asan();
+    }
+    if arguments.valgrind {
+        return valgrind();
+    }
     let known = targets()?;
     for name in &arguments.target {
         ensure!(
@@ -167,22 +173,19 @@ pub(crate) fn lacking(what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `cargo xtask asan`.
-pub fn asan(arguments: &AsanArguments) -> Result<()> {
-    if arguments.valgrind {
-        return valgrind();
-    }
+fn asan() -> Result<()> {
     if !answers("cargo", &["+nightly", "--version"]) {
         return lacking("no nightly toolchain: run `rustup toolchain install nightly`");
     }
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let build: PathBuf = target_dir()?.join("asan");
-    for (package, tests) in [
-        ("lm-protocol", "--tests"),
-        ("lm-cards", "--lib"),
-        ("lm-dataplane", "--lib"),
-    ] {
+    for package in PACKAGES {
         let mut command = nightly();
+        let tests = if package == "lm-protocol" {
+            "--tests"
+        } else {
+            "--lib"
+        };
         command
             .args(["test", "--target", &target, "--package", package, tests])
             // `copies` starts valgrind on its own program, which valgrind cannot run with AddressSanitizer in it.
@@ -215,17 +218,12 @@ fn valgrind() -> Result<()> {
         "sim_tests::soak",
     ];
     let skipped = slow.iter().flat_map(|name| ["--skip", name]);
-    for (package, tests) in [
-        ("lm-protocol", "--lib"),
-        ("lm-cards", "--lib"),
-        ("lm-dataplane", "--lib"),
-    ] {
+    for package in PACKAGES {
         let mut command = cargo();
         command
-            .args(["test", "--package", package, tests, "--"])
-            .args(skipped.clone())
-            .env(&runner, VALGRIND);
-        run(&mut command)?;
+            .args(["test", "--package", package, "--lib", "--"])
+            .args(skipped.clone());
+        run(command.env(&runner, VALGRIND))?;
     }
     Ok(())
 }

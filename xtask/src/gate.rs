@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::bed::leftovers::temporary_folder;
+use crate::content::hex;
 use crate::workspace::{root, run};
 
 /// Rebuild the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
@@ -88,16 +89,8 @@ const ALL: [Object; 3] = [GATE, IMPAIR, REDIRECT];
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
 ];
-const TOOLS: [(&str, &str); 8] = [
-    ("clang-14", "llvm-strip-14"),
-    ("clang", "llvm-strip"),
-    ("clang-15", "llvm-strip-15"),
-    ("clang-16", "llvm-strip-16"),
-    ("clang-17", "llvm-strip-17"),
-    ("clang-18", "llvm-strip-18"),
-    ("clang-19", "llvm-strip-19"),
-    ("clang-20", "llvm-strip-20"),
-];
+/// Ends of the names of compilers and their tools.
+const VERSIONS: [&str; 8] = ["-14", "", "-15", "-16", "-17", "-18", "-19", "-20"];
 
 impl Object {
     /// Rebuilds `NAME.o` and `NAME.sum` in `root`. Gives the compiler's name.
@@ -144,9 +137,10 @@ impl Object {
 
     /// Compiles with the first clang found, or with the one whose version is `wanted`; `None` if there is none.
     fn compile(&self, root: &Path, wanted: Option<&str>) -> Result<Option<(String, Vec<u8>)>> {
-        for (clang, strip) in TOOLS {
-            let Some(version) = version(clang) else { continue };
-            if wanted.is_some_and(|wanted| wanted != version) || self::version(strip).is_none() {
+        for end in VERSIONS {
+            let [clang, strip] = ["clang", "llvm-strip"].map(|name| format!("{name}{end}"));
+            let Some(version) = version(&clang) else { continue };
+            if wanted.is_some_and(|wanted| wanted != version) || self::version(&strip).is_none() {
                 continue;
             }
             let (folder, _folder) = temporary_folder(&std::env::temp_dir(), self.name)?;
@@ -180,28 +174,16 @@ impl Object {
 
 /// First line of what a tool says about itself.
 fn version(tool: &str) -> Option<String> {
-    let output = Command::new(tool)
-        .arg("--version")
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
-    Some(
-        String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
-    )
+    let output = Command::new(tool).arg("--version").output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    output
+        .status
+        .success()
+        .then(|| said.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    hex(&Sha256::digest(bytes))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

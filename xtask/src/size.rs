@@ -19,6 +19,8 @@ const TESTS: &str = "tests";
 const ALL: &str = "everything";
 /// A count below its ceiling by more than this share and this many lines asks for a lower base.
 const SLACK: (usize, usize) = (20, 200);
+/// Most columns of a code line.
+const COLUMNS: usize = 120;
 /// What all `FIX` allowances together may be.
 const FIXES: usize = 500;
 
@@ -72,8 +74,7 @@ fn rows(text: &str) -> Result<Vec<Row<'_>>> {
 pub fn complaints(programs: &[clap::Command]) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(root().join(FILE)).context(FILE)?;
     let rows = rows(&text)?;
-    let mut counts = count_lines(&rows)?;
-    let mut complaints = Vec::new();
+    let (mut counts, mut complaints) = count_lines(&rows)?;
     for program in programs {
         let name = program.get_name().replace(' ', "-");
         let (commands, options) = leaves_and_options(program);
@@ -125,7 +126,7 @@ pub fn complaints(programs: &[clap::Command]) -> Result<Vec<String>> {
 pub fn lower() -> Result<()> {
     let path = root().join(FILE);
     let text = std::fs::read_to_string(&path).context(FILE)?;
-    let counts = count_lines(&rows(&text)?)?;
+    let (counts, _) = count_lines(&rows(&text)?)?;
     let lowered = text.lines().map(|line| {
         // Commands and options have a colon in their names; they are lowered by hand.
         let row = Row::parse(line).filter(|row| !line.starts_with('#') && !row.name.contains(':'));
@@ -249,8 +250,9 @@ fn is_for_tests(text: &str) -> bool {
     .contains(&text)
 }
 
-/// Code lines of each row that is a folder, of tests, and of everything but tests.
-fn count_lines(rows: &[Row<'_>]) -> Result<BTreeMap<String, usize>> {
+/// Code lines of each row that is a folder, of tests, and of everything but tests; and complaints of those that are too long, for which
+/// rustfmt has no remedy.
+fn count_lines(rows: &[Row<'_>]) -> Result<(BTreeMap<String, usize>, Vec<String>)> {
     let listed = Command::new("git")
         .current_dir(root())
         .args(["ls-files", "-z"])
@@ -259,13 +261,20 @@ fn count_lines(rows: &[Row<'_>]) -> Result<BTreeMap<String, usize>> {
     let listed = String::from_utf8(listed.stdout).context("a file's name is not UTF-8")?;
     let sources: Vec<_> = listed.split_terminator('\0').filter_map(Source::read).collect();
     let for_tests: BTreeSet<_> = sources.iter().flat_map(Source::modules_for_tests).collect();
-    let mut counts = BTreeMap::new();
+    let (mut counts, mut complaints) = (BTreeMap::new(), Vec::new());
     for source in &sources {
         let is_test = source.path.split('/').any(|part| TEST_FOLDERS.contains(&part))
             || for_tests.iter().any(|module| source.is_of(module));
         let names = rows.iter().map(|row| row.name).filter(|name| source.is_in(name));
         let folder = names.max_by_key(|name| name.len());
-        for (_, _, of_tests) in source.code() {
+        for (number, line, of_tests) in source.code() {
+            let columns = line.chars().count();
+            if columns > COLUMNS {
+                complaints.push(format!(
+                    "{}:{number}: {columns} columns, and may be {COLUMNS}",
+                    source.path
+                ));
+            }
             let row = match folder {
                 _ if is_test || of_tests => TESTS,
                 Some(folder) => folder,
@@ -275,5 +284,5 @@ fn count_lines(rows: &[Row<'_>]) -> Result<BTreeMap<String, usize>> {
             *counts.entry(ALL.to_owned()).or_default() += usize::from(row != TESTS);
         }
     }
-    Ok(counts)
+    Ok((counts, complaints))
 }

@@ -7,7 +7,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use lm_measure::table::Table;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -309,22 +308,14 @@ fn sizes(ground: &Ground) -> Result<Vec<Size>> {
 }
 
 fn print_sizes(sizes: [&[Size]; 4]) {
-    if sizes[0].is_empty() {
-        return;
-    }
-    let mut table = Table::new(&["daemons, largest of all", "descriptors", "memory KiB"]);
     for (name, sizes) in ["at the start", "in the middle", "at the end", "afterwards"]
-        .into_iter()
+        .iter()
         .zip(sizes)
     {
-        let most = |of: fn(&Size) -> u64| sizes.iter().map(of).max().unwrap_or(0).to_string();
-        table.row([
-            name.to_owned(),
-            most(|size| size.descriptors),
-            most(|size| size.memory_kib),
-        ]);
+        let most = |of: fn(&Size) -> u64| sizes.iter().map(of).max().unwrap_or(0);
+        let (descriptors, memory) = (most(|size| size.descriptors), most(|size| size.memory_kib));
+        println!("daemons    {name}: {descriptors} descriptors and {memory} KiB at most");
     }
-    println!("\n{table}");
 }
 
 /// Fails when a daemon has more than it had without programs before.
