@@ -1,4 +1,5 @@
-//! Compiled into the tests of each crate that has fuzz targets: what is committed is what a fuzzer found interesting, and what failed once.
+//! Compiled into the tests of each crate that has fuzz targets: what is committed is what a fuzzer found interesting,
+//! and what failed once.
 
 /// Gives a target every committed input.
 pub(crate) fn replay(target: &str, mut work: impl FnMut(&[u8])) {

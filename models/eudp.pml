@@ -8,15 +8,15 @@
  *
  * Spin 6.5.2 takes less than a second for each (15,457 states, and 149,104 for the last), beside the compiler's.
  *
- * Table 1's formulas 1 to 3 ask whether something can happen. So `never_1` to `never_3` say that it never does, and are to be violated: the
- * trail is the witness. `one_owner` (formula 4) and `every_packet_through` are to hold. `always_1` is formula 1 as a promise for each run:
- * violated by runs without overlap, so not what the paper means.
+ * Table 1's formulas 1 to 3 ask whether something can happen. So `never_1` to `never_3` say that it never does, and are
+ * to be violated: the trail is the witness. `one_owner` (formula 4) and `every_packet_through` are to hold. `always_1`
+ * is formula 1 as a promise for each run: violated by runs without overlap, so not what the paper means.
  *
- * Table 1 is mended: `fine sdma`, defined over RDMA, is `fine_rdma`; formula 4 has Rdma_Last_Fragment, which no symbol names and which uses the
- * engine, too.
+ * Table 1 is mended: `fine sdma`, defined over RDMA, is `fine_rdma`; formula 4 has Rdma_Last_Fragment, which no symbol
+ * names and which uses the engine, too.
  *
- * A thread keeps the processor from one dispatching state to the next: each such step is atomic. Engines move a chunk at a step. Packets
- * go both ways: SDMA and SEND send, RECV and RDMA receive.
+ * A thread keeps the processor from one dispatching state to the next: each such step is atomic. Engines move a chunk
+ * at a step. Packets go both ways: SDMA and SEND send, RECV and RDMA receive.
  */
 
 #ifndef PACKETS
@@ -46,7 +46,8 @@ mtype RDMA_state = iIdle;
 /* The packet that each thread works at. */
 byte sdma_packet, send_packet, recv_packet, rdma_packet;
 
-/* Chunks of each packet: brought from the host into the card's memory and sent from there; arrived there and landed in the host. */
+/* Chunks of each packet: brought from the host into the card's memory and sent from there; arrived there and landed in
+   the host. */
 byte brought[PACKETS + 1], sent[PACKETS + 1], arrived[PACKETS + 1], landed[PACKETS + 1];
 
 /* Chunks that an engine has yet to move. The host DMA engine serves two threads. */
@@ -205,7 +206,8 @@ finished:
 #define fine_rdma (RDMA_state == Fine_Grained_Rdma)
 #define last_fragment (RDMA_state == Rdma_Last_Fragment)
 
-/* Violated: the trails show that a packet leaves while one is brought, that one lands while one arrives, and that both ways are in use. */
+/* Violated: the trails show that a packet leaves while one is brought, that one lands while one arrives, and that both
+   ways are in use. */
 ltl never_1 { [] !(sdma && (coarse_send || fine_send)) }
 ltl never_2 { [] !((coarse_rdma || fine_rdma) && recv) }
 ltl never_3 { [] !((coarse_send || fine_send) && recv) }
@@ -219,4 +221,5 @@ ltl always_1 { <> (sdma && (coarse_send || fine_send)) }
 
 /* Hold. */
 ltl one_owner { [] !(sdma && (coarse_rdma || fine_rdma || last_fragment)) }
-ltl every_packet_through { <> (sent[PACKETS - 1] == CHUNKS && landed[PACKETS - 1] == CHUNKS && send_packet == PACKETS && rdma_packet == PACKETS) }
+ltl every_packet_through { <> (sent[PACKETS - 1] == CHUNKS && landed[PACKETS - 1] == CHUNKS &&
+    send_packet == PACKETS && rdma_packet == PACKETS) }

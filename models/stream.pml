@@ -1,16 +1,19 @@
-/* Streaming: one message is written, sent, received and read at the same time (E-UDP §4.3, between windows instead of chunks), in Promela.
+/* Streaming: one message is written, sent, received and read at the same time (E-UDP §4.3, between windows instead of
+   chunks), in Promela.
  *
  *     cargo xtask models                                   # every formula of this folder, and every mistake
  *     spin -run -f -ltl NAME models/stream.pml             # NAME: a formula from the end of this file
  *     spin -DZERO_COPY -DOTHER_DIGEST -run -f -ltl s3 models/stream.pml
  *     spin -k stream.pml.trail -p -g models/stream.pml     # the trail of one that was violated, step by step
  *
- * S1 to S7 are those of lm-protocol/src/streaming.rs; lm-protocol/stateright has them for the code itself. `never_…` are to be violated: the
- * trail is the witness. All others hold, under weak fairness, and each mistake (`-DNAME`) violates one.
+ * S1 to S7 are those of lm-protocol/src/streaming.rs; lm-protocol/stateright has them for the code itself. `never_…`
+ * are to be violated: the trail is the witness. All others hold, under weak fairness, and each mistake (`-DNAME`)
+ * violates one.
  *
- * A message of three windows of two fragments, beside a session that wants one turn. Inside a window the higher fragment goes first, so that
- * what travels at a position is the fragment `at(position)`, and the other way around. A place in the zone has two cells, `front` and `back`:
- * a packet that lands writes both, and its header over the back of the place below.
+ * A message of three windows of two fragments, beside a session that wants one turn. Inside a window the higher
+ * fragment goes first, so that what travels at a position is the fragment `at(position)`, and the other way around. A
+ * place in the zone has two cells, `front` and `back`: a packet that lands writes both, and its header over the back of
+ * the place below.
  */
 
 #ifndef LOSSES
@@ -50,7 +53,8 @@ mtype outcome = open;
 /* The reader. */
 bool is_held = true;
 
-/* The session beside this one: whether it had the turn that it wants, and whether this one holds a turn that it cannot use. */
+/* The session beside this one: whether it had the turn that it wants, and whether this one holds a turn that it cannot
+   use. */
 bool other_had_its_turn, is_turn_held;
 
 /* A rule was broken in a step. */
@@ -110,7 +114,8 @@ active proctype sender() {
     :: atomic { !knows_abort && has_aborted -> knows_abort = true }
 #endif
     /* Its turn: a packet leaves, or nobody else's does. */
-    :: atomic { left > 0 && !is_turn_held && !knows_abort && outcome == open && !may_send && sent >= 2 * announced -> is_turn_held = true }
+    :: atomic { left > 0 && !is_turn_held && !knows_abort && outcome == open && !may_send &&
+        sent >= 2 * announced -> is_turn_held = true }
     :: atomic { left > 0 && !knows_abort && outcome == open && may_send && nfull(wire) ->
         is_turn_held = false;
         read(sent);
@@ -173,7 +178,8 @@ end:
 }
 
 /* A fragment's place holds these cells; its back may be saved. */
-#define back_of(fragment) ((fragment) % 2 == 1 && is_saved[window_of(fragment)] -> saved[window_of(fragment)] : back[fragment])
+#define back_of(fragment) ((fragment) % 2 == 1 && \
+    is_saved[window_of(fragment)] -> saved[window_of(fragment)] : back[fragment])
 #define holds(place, fragment) (front[place] == (fragment) + 1 && back_of(place) == (fragment) + 1)
 #define is_right(window) (holds(2 * (window), 2 * (window)) && holds(2 * (window) + 1, 2 * (window) + 1))
 #define is_complete(window) (placed[2 * (window)] && placed[2 * (window) + 1])
@@ -181,7 +187,8 @@ end:
 #ifdef ZERO_COPY
 #ifdef OTHER_DIGEST
 /* Not bound to its place: it does for the window before it, too. */
-#define holds_next(window) (holds(2 * (window), (2 * (window) + 2) % COUNT) && holds(2 * (window) + 1, (2 * (window) + 3) % COUNT))
+#define holds_next(window) (holds(2 * (window), (2 * (window) + 2) % COUNT) && \
+    holds(2 * (window) + 1, (2 * (window) + 3) % COUNT))
 #define agrees(window) (is_told[window] && (is_right(window) || holds_next(window)))
 #else
 #define agrees(window) (is_told[window] && is_right(window))
@@ -199,7 +206,8 @@ end:
 #define is_consumed(position) (is_rebuilt || (position) < seen)
 #define is_quiet_zone (is_rebuilt || seen == posted_to)
 #endif
-#define body_may_be_shown(window) (is_complete(window) && agrees(window) && is_consumed(2 * (window) + 1) && is_consumed(2 * (window)))
+#define body_may_be_shown(window) (is_complete(window) && agrees(window) && is_consumed(2 * (window) + 1) && \
+    is_consumed(2 * (window)))
 #ifdef TAIL_EARLY
 #define tail_may_be_shown(window) true
 #else
@@ -255,13 +263,18 @@ inline move_in(fragment) {
 
 #define may_move_in(fragment) (aside[fragment] && is_consumed(at(fragment)))
 /* I5: a window's lowest entry waits until the tail below is saved. */
-#define may_post (!is_rebuilt && outcome == open && posted_to < 2 * announced && (posted_to < 2 || at(posted_to) % 2 == 1 || is_saved[window_of(posted_to) - 1]))
-#define is_quiet (empty(wire) && seen == taken && (sent >= 2 * announced || !is_rebuilt && sent >= posted_to || knows_abort || outcome != open))
+#define may_post (!is_rebuilt && outcome == open && posted_to < 2 * announced && (posted_to < 2 || \
+    at(posted_to) % 2 == 1 || is_saved[window_of(posted_to) - 1]))
+#define is_quiet (empty(wire) && seen == taken && (sent >= 2 * announced || !is_rebuilt && sent >= posted_to || \
+    knows_abort || outcome != open))
 #define is_wrong(fragment) (!knows_fragment && !is_body_shown[window_of(fragment)] && !holds(fragment, fragment))
-#define is_missing(fragment) (at(fragment) < 2 * announced && at(fragment) < sent && !aside[fragment] && (!placed[fragment] || is_wrong(fragment)))
-#define is_any_missing (is_missing(0) || is_missing(1) || is_missing(2) || is_missing(3) || is_missing(4) || is_missing(5))
+#define is_missing(fragment) (at(fragment) < 2 * announced && at(fragment) < sent && !aside[fragment] && \
+    (!placed[fragment] || is_wrong(fragment)))
+#define is_any_missing (is_missing(0) || is_missing(1) || is_missing(2) || is_missing(3) || is_missing(4) || \
+    is_missing(5))
 #define all_shown (is_shown[0] && is_shown[1] && is_shown[2])
-#define digests_may_come(window) (!knows_fragment && !is_told[window] && announced > (window) && sent >= 2 * (window) + 2)
+#define digests_may_come(window) (!knows_fragment && !is_told[window] && announced > (window) && \
+    sent >= 2 * (window) + 2)
 
 /* What was held aside goes to its place, what is final is shown, and what may be posted is posted. */
 inline settle() {
@@ -339,20 +352,26 @@ active proctype reader() {
 }
 
 #define is_outstanding(position) (!is_rebuilt && (position) >= taken && (position) < posted_to)
-#define is_body_final(window) (front[2 * (window)] == 2 * (window) + 1 && back[2 * (window)] == 2 * (window) + 1 && front[2 * (window) + 1] == 2 * (window) + 2 && !is_outstanding(2 * (window)) && !is_outstanding(2 * (window) + 1))
-#define is_tail_final(window) (back[2 * (window) + 1] == 2 * (window) + 2 && ((window) == WINDOWS - 1 || !is_outstanding(2 * (window) + 3)))
-#define is_final(window) ((!is_body_shown[window] || is_body_final(window)) && (!is_shown[window] || is_tail_final(window)))
+#define is_body_final(window) (front[2 * (window)] == 2 * (window) + 1 && back[2 * (window)] == 2 * (window) + 1 && \
+    front[2 * (window) + 1] == 2 * (window) + 2 && !is_outstanding(2 * (window)) && !is_outstanding(2 * (window) + 1))
+#define is_tail_final(window) (back[2 * (window) + 1] == 2 * (window) + 2 && ((window) == WINDOWS - 1 || \
+    !is_outstanding(2 * (window) + 3)))
+#define is_final(window) ((!is_body_shown[window] || is_body_final(window)) && (!is_shown[window] || \
+    is_tail_final(window)))
 #define is_stable (is_final(0) && is_final(1) && is_final(2) && !is_reposted)
 
 ltl s1 { [] !read_what_is_not_released }
 ltl s2 { [] !wrote_what_is_released }
 ltl s3 { [] (!is_held || is_stable) }
-ltl s4 { [] ((is_body_shown[0] -> [] is_body_shown[0]) && (is_shown[0] -> [] is_shown[0]) && (is_body_shown[2] -> [] is_body_shown[2])) }
+ltl s4 { [] ((is_body_shown[0] -> [] is_body_shown[0]) && (is_shown[0] -> [] is_shown[0]) &&
+    (is_body_shown[2] -> [] is_body_shown[2])) }
 ltl s5 { [] (outcome != whole || all_shown) }
 ltl s6 { [] (!is_freed || !is_held && (is_rebuilt || taken == posted_to)) }
 ltl s7 { [] !(is_turn_held && sent >= 2 * announced) }
 /* All of them, for a search of everything. */
-ltl safe { [] (!read_what_is_not_released && !wrote_what_is_released && (!is_held || is_stable) && (outcome != whole || all_shown) && (!is_freed || !is_held && (is_rebuilt || taken == posted_to)) && !(is_turn_held && sent >= 2 * announced)) }
+ltl safe { [] (!read_what_is_not_released && !wrote_what_is_released && (!is_held || is_stable) &&
+    (outcome != whole || all_shown) && (!is_freed || !is_held && (is_rebuilt || taken == posted_to)) &&
+        !(is_turn_held && sent >= 2 * announced)) }
 
 ltl released_is_shown { [] ((released > 0) -> <> (is_body_shown[0] || has_aborted || outcome == incomplete)) }
 ltl finished_is_delivered { [] ((released == WINDOWS) -> <> (outcome == whole || outcome == incomplete)) }
@@ -360,6 +379,7 @@ ltl aborted_is_settled { [] (has_aborted -> <> (outcome != open && is_sender_don
 ltl settled_is_freed { [] ((outcome != open) -> <> is_freed) }
 ltl others_go_on { <> other_had_its_turn }
 
-/* Violated: a window is written while the one before it is on the way and the one before that is read; and a later one is shown first. */
+/* Violated: a window is written while the one before it is on the way and the one before that is read; and a later one
+   is shown first. */
 ltl never_overlaps { [] !(written == WINDOWS && released == 2 && len(wire) > 0 && sent == 4 && is_body_shown[0]) }
 ltl never_out_of_order { [] !(is_body_shown[1] && !is_body_shown[0]) }

@@ -23,7 +23,8 @@ pub struct GateConfig {
     pub local_ip: Option<Ipv4Addr>,
     /// UDP port of fragments and small LM packets, on every queue.
     pub data_port: u16,
-    /// Several programs use the gate, each with queues and a data port of its own ([`Gate::set_data_port`](crate::Gate::set_data_port)):
+    /// Several programs use the gate, each with queues and a data port of its own
+    /// ([`Gate::set_data_port`](crate::Gate::set_data_port)):
     /// `data_port` is not used. For an admission daemon.
     pub several_programs: bool,
     /// UDP port of the control protocol: packets to it always pass.
@@ -99,7 +100,8 @@ pub enum AttachError {
     NoQueue(u32),
     /// The process may not do this.
     #[error(
-        "{action} needs {capabilities}: run as root, grant them to the program, or start the admission daemon (lm-admissiond)"
+        "{action} needs {capabilities}: run as root, grant them to the program, or start the admission daemon \
+            (lm-admissiond)"
     )]
     NotPrivileged {
         /// What was refused.

@@ -3,15 +3,15 @@
  * The gate: LM's XDP program. It stands in front of a receive queue and decides, before the packet takes a fill entry,
  * whether it may land (copy mode).
  *
- * A landing queue in zero-copy mode is another matter: the device has written the packet before the gate runs, and perhaps the
- * next ones over its headers. There the gate reads nothing and redirects everything.
+ * A landing queue in zero-copy mode is another matter: the device has written the packet before the gate runs, and
+ * perhaps the next ones over its headers. There the gate reads nothing and redirects everything.
  *
- * A fragment of an open session that comes after its last accepted one is redirected to the queue's XSK and logged; small LM
- * packets go to the XSK of a general queue; everything else gets XDP_PASS and reaches an ordinary socket, or whoever it was
- * meant for. Straight-line and bounded: no loop, no tail call, nothing allocated.
+ * A fragment of an open session that comes after its last accepted one is redirected to the queue's XSK and logged;
+ * small LM packets go to the XSK of a general queue; everything else gets XDP_PASS and reaches an ordinary socket, or
+ * whoever it was meant for. Straight-line and bounded: no loop, no tail call, nothing allocated.
  *
- * Checksums are not verified: Ethernet's FCS guards the link, the UDP checksum of a fragment may be 0 (RFC 768), and the
- * IPv4 one covers nothing that decides placement.
+ * Checksums are not verified: Ethernet's FCS guards the link, the UDP checksum of a fragment may be 0 (RFC 768), and
+ * the IPv4 one covers nothing that decides placement.
  */
 #include "gate.h"
 
@@ -34,7 +34,13 @@
 #endif
 
 /* Kernel ABI (include/uapi/linux/bpf.h). */
-enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_ARRAY_OF_MAPS = 12, BPF_MAP_TYPE_XSKMAP = 17, BPF_F_MMAPABLE = 1 << 10 };
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
+	BPF_MAP_TYPE_XSKMAP = 17,
+	BPF_F_MMAPABLE = 1 << 10,
+};
 enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
 struct xdp_md {
 	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
@@ -46,7 +52,7 @@ static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*bpf_xdp_adjust_meta)(struct xdp_md *md, int delta) = (void *)54;
 static __u64 (*bpf_xdp_get_buff_len)(struct xdp_md *md) = (void *)188;
 
-/* Wire formats. Natural alignment holds from the IPv4 header on, because Ethernet is 14 bytes and drivers align for it. */
+/* Wire formats. Natural alignment holds from the IPv4 header on: Ethernet is 14 bytes, and drivers align for it. */
 struct ethernet {
 	__u16 destination[3], source[3];
 	__u16 type;
@@ -125,8 +131,9 @@ struct {
 } lm_ports SEC(".maps");
 
 /*
- * The parts of a packet that every judgement needs: Ethernet and ip_len are at most frame_len. Lengths are numbers, not differences
- * of pointers, and no variable is added to a packet pointer: the verifier grants both only to holders of CAP_PERFMON.
+ * The parts of a packet that every judgement needs: Ethernet and ip_len are at most frame_len. Lengths are numbers, not
+ * differences of pointers, and no variable is added to a packet pointer: the verifier grants both only to holders of
+ * CAP_PERFMON.
  */
 struct packet {
 	const struct ipv4 *ip;
@@ -157,8 +164,8 @@ INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *chann
 }
 
 /*
- * Whether a program on another queue has this port. It passes the packet to that program's socket, and says so in a log that the
- * program sees. Not in line: it would crowd the stack of everything else.
+ * Whether a program on another queue has this port. It passes the packet to that program's socket, and says so in a log
+ * that the program sees. Not in line: it would crowd the stack of everything else.
  */
 static __attribute__((noinline)) int find_owner(__u16 port)
 {
@@ -282,8 +289,9 @@ INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struc
 }
 
 /*
- * An IPv4 fragment to our address, on any port: only the first one shows its ports. A function of its own, so that it has a stack of its
- * own: where the compiler puts a number in a pointer's place there, the verifier demands CAP_PERFMON.
+ * An IPv4 fragment to our address, on any port: only the first one shows its ports. A function of its own, so that it
+ * has a stack of its own: where the compiler puts a number in a pointer's place there, the verifier demands
+ * CAP_PERFMON.
  */
 static __attribute__((noinline)) enum lm_verdict judge_fragment(__u32 queue, struct lm_channel *channel,
 								struct lm_log *log, const struct packet *packet)
@@ -330,8 +338,8 @@ unclaimed:
 }
 
 /*
- * Says before the packet when it came: until its program wakes up, who else has the core decides, which is no delay of the network's.
- * The place is even, as where Ethernet begins is. No pointer into the packet holds afterwards.
+ * Says before the packet when it came: until its program wakes up, who else has the core decides, which is no delay of
+ * the network's. The place is even, as where Ethernet begins is. No pointer into the packet holds afterwards.
  */
 INLINE void stamp(struct xdp_md *md)
 {
@@ -379,7 +387,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
 		return judge_fragment(queue, channel, log, &packet);
 
-	/* Moved, or the compiler keeps what it compared with `end` above on the stack, in a place that it gives to a number later. */
+	/* Moved, or the compiler keeps what it compared with `end` on the stack, in a place that a number gets later. */
 	asm volatile("%0 = %1 # the IPv4 header" : "=r"(ip) : "r"(packet.ip));
 	udp = (const void *)(ip + 1);
 	if ((const void *)(udp + 1) > end)
@@ -401,7 +409,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	type = lm->version_type & 15;
 	if (LIKELY(type == LM_DATA))
 		return judge_data(queue, channel, log, &packet, udp, lm);
-	/* Types that no program knows yet go the way of the known ones; an introduction must not be overtaken by what it introduces. */
+	/* Types that no program knows yet go the way of the known ones; nothing may overtake its introduction. */
 	if ((type < LM_EAGER || type > LM_LAST_SMALL) && type != LM_CONTROL)
 		return LM_PASS_TYPE;
 	if (channel->role == LM_ROLE_GENERAL_ZERO_COPY) {
@@ -424,8 +432,8 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 }
 
 /*
- * Zero-copy mode: what lies where the packet begins may be another one's payload. A packet that passed would feed that to the
- * stack, and its frame would be used again out of turn. What it was, its digest says.
+ * Zero-copy mode: what lies where the packet begins may be another one's payload. A packet that passed would feed that
+ * to the stack, and its frame would be used again out of turn. What it was, its digest says.
  */
 INLINE enum lm_verdict take_unread(__u32 queue, struct lm_channel *channel, struct lm_log *log)
 {
@@ -447,8 +455,8 @@ INLINE void add_one(__u64 *counter, int exclusive)
 }
 
 /*
- * Never called, never loaded: clang describes what lies two pointers below a map only by name, and whoever creates the inner
- * maps needs their value's size, so a signature must mention the type.
+ * Never called, never loaded: clang describes what lies two pointers below a map only by name, and whoever creates the
+ * inner maps needs their value's size, so a signature must mention the type.
  */
 static __attribute__((noinline, used)) int lm_log_type(const struct lm_log *log)
 {
@@ -479,8 +487,9 @@ SEC("xdp.frags") int lm_gate(struct xdp_md *md)
 		verdict = judge(md, queue, channel, log);
 
 	/*
-	 * Without CAP_PERFMON the verifier wants an addition to a map's pointer to be the same on every path: same map, same range.
-	 * So each map has an instruction of its own, which the comments keep apart, and the offset is a number it cannot know.
+	 * Without CAP_PERFMON the verifier wants an addition to a map's pointer to be the same on every path: same map, same
+	 * range. So each map has an instruction of its own, which the comments keep apart, and the offset is a number it
+	 * cannot know.
 	 */
 	offset = ((verdict | channel->zero) & (LM_VERDICT_ROW - 1)) * sizeof(*counter);
 	if (log) {

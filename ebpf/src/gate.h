@@ -6,8 +6,8 @@
  * through the BTF of the committed object. Fields named `_ip`, `_port` and `key` hold network byte order, everything
  * else host byte order.
  *
- * It includes nothing: the object depends on this file, gate.c and the compiler alone, so that a rebuild elsewhere gives
- * the same bytes.
+ * It includes nothing: the object depends on this file, gate.c and the compiler alone, so that a rebuild elsewhere
+ * gives the same bytes.
  */
 #ifndef LM_GATE_H
 #define LM_GATE_H
@@ -22,18 +22,18 @@ typedef int __s32;
 enum lm_limit {
 	LM_QUEUES = 64,		/* receive queues that can be channels */
 	LM_STRAY_ROW = 64,	/* lm_channels row that counts for every queue above them */
-	LM_SESSIONS = 64,	/* sessions of a landing queue; six bits of a session's key, above the lowest, say which; a power of two */
+	LM_SESSIONS = 64,	/* sessions of a landing queue, a power of two; six bits of a key, above the lowest, say which */
 	LM_LOG_ENTRIES = 32768, /* per channel; a power of two; also the largest RX ring */
 	LM_VERDICT_ROW = 32,	/* counters in a row; a power of two, at least LM_VERDICTS */
 	LM_SHORT_FRAME = 64,	/* a frame up to this long may carry Ethernet padding (60, and 4 for a VLAN tag) */
 };
 
 /*
- * What became of a packet. Each packet that the gate sees counts exactly once. From LM_PASS_ONE_COPY on, the kernel's UDP
- * socket on the data port may receive the packet, and the row's `passed` counts it too.
+ * What became of a packet. Each packet that the gate sees counts exactly once. From LM_PASS_ONE_COPY on, the kernel's
+ * UDP socket on the data port may receive the packet, and the row's `passed` counts it too.
  */
 enum lm_verdict {
-	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK; zero-copy: anything */
+	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK; zero-copy: any */
 	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING, MANIFEST: to the general queue's XSK */
 	LM_PASS_FOREIGN,     /* not IPv4, not UDP, a VLAN's, not our addresses or not our ports */
 	LM_PASS_CONTROL,     /* to the control port */
@@ -62,7 +62,7 @@ enum lm_role {
 	LM_ROLE_NONE,
 	LM_ROLE_GENERAL,
 	LM_ROLE_LANDING,
-	/* Zero-copy mode: the device has written packets over each other's headers, so that every one goes to the XSK unread. */
+	/* Zero-copy mode: packets were written over each other's headers, so that every one goes to the XSK unread. */
 	LM_ROLE_LANDING_ZERO_COPY,
 	/* Zero-copy mode: no more packets are redirected than user space allows, so that the driver never lacks frames. */
 	LM_ROLE_GENERAL_ZERO_COPY,
@@ -94,8 +94,8 @@ struct lm_counters {
 };
 
 /*
- * lm_channels, by receive queue. Only who loaded the gate has this map and the next: what admits packets cannot be changed by a
- * client (I6).
+ * lm_channels, by receive queue. Only who loaded the gate has this map and the next: what admits packets cannot be
+ * changed by a client (I6).
  */
 struct lm_channel {
 	__u32 role; /* enum lm_role; written by user space */
@@ -143,8 +143,9 @@ struct lm_log_entry {
 };
 
 /*
- * What the client says of the n-th packet's frames before it may be accepted, in the first word of its entry, where packets may take
- * several frames. A packet that took more or fewer than were posted for it would leave the next one in the middle of a slot.
+ * What the client says of the n-th packet's frames before it may be accepted, in the first word of its entry, where
+ * packets may take several frames. A packet that took more or fewer than were posted for it would leave the next one in
+ * the middle of a slot.
  */
 struct lm_slot {
 	__u16 longest; /* bytes of the longest packet that may be written there (I2) */
@@ -161,7 +162,7 @@ struct lm_log {
 	__u8 reserved1[52];
 	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */
-	__u64 passed_elsewhere; /* gate, with LM_FLAG_SEVERAL_PROGRAMS: packets to the client's port on queues that are not its own */
+	__u64 passed_elsewhere; /* gate, with LM_FLAG_SEVERAL_PROGRAMS: packets to the client's port on other queues */
 	__u8 reserved2[3384];
 	struct lm_log_entry entries[LM_LOG_ENTRIES]; /* from byte 4096 */
 };

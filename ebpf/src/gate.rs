@@ -35,8 +35,8 @@ const SESSIONS_LEN: usize = (QUEUES * SESSIONS) as usize * size_of::<SessionRow>
 
 type LogArray = Array<MapData, LogMap>;
 
-/// A channel's log. What programs are handed is mapped for writing here as long as the gate has it: the kernel freezes no such map
-/// (kernel/bpf/syscall.c, `map_freeze`).
+/// A channel's log. What programs are handed is mapped for writing here as long as the gate has it: the kernel freezes
+/// no such map (kernel/bpf/syscall.c, `map_freeze`).
 struct ChannelLog {
     map: LogArray,
     /// None: frozen while no process had the gate. Its counters are lost.
@@ -284,12 +284,13 @@ impl Gate {
         );
     }
 
-    /// Says whose packets are expected on `queue`, where several programs use the gate: those to this UDP port; 0: nobody's. A program
-    /// that has several queues has the same port on all of them. What comes for it on others passes to its socket, and is told in
-    /// the log of its lowest queue ([`Log::passed_elsewhere`]).
+    /// Says whose packets are expected on `queue`, where several programs use the gate: those to this UDP port; 0:
+    /// nobody's. A program that has several queues has the same port on all of them. What comes for it on others passes
+    /// to its socket, and is told in the log of its lowest queue ([`Log::passed_elsewhere`]).
     ///
     /// # Errors
-    /// [`GateError::NoQueue`], [`GateError::OnePort`] where the gate was loaded for one program, or a map that cannot be changed.
+    /// [`GateError::NoQueue`], [`GateError::OnePort`] where the gate was loaded for one program, or a map that cannot
+    /// be changed.
     pub fn set_data_port(&mut self, queue: u32, data_port: u16) -> Result<(), GateError> {
         check(queue)?;
         if !self.config.several_programs {
@@ -318,7 +319,8 @@ impl Gate {
         (self.channels).store_u32(at, u32::from_ne_bytes([high, low, 0, 0]), Ordering::Relaxed);
     }
 
-    /// Says what the interface's address is. One that it gets later is the kernel's alone, until the gate is attached or taken over anew.
+    /// Says what the interface's address is. One that it gets later is the kernel's alone, until the gate is attached
+    /// or taken over anew.
     fn store_mac(&self, [a, b, c, d, e, f]: [u8; 6]) {
         for row in 0..=STRAY_ROW {
             let at = channel_offset(row) + offset_of!(ChannelRow, mac);
@@ -348,7 +350,8 @@ impl Gate {
         }
     }
 
-    /// Lets a session land on `queue`, at its row. Log positions go on from where they are; the message limit starts before
+    /// Lets a session land on `queue`, at its row. Log positions go on from where they are; the message limit starts
+    /// before
     /// `first_message`, so that nothing lands until [`Log::set_message_limit`] and [`Log::set_posted`] allow it.
     ///
     /// Takes tens of milliseconds where the row was used since the queue was last quiet.
@@ -399,8 +402,8 @@ impl Gate {
             self.sessions.store_u32(at + field, value, relaxed);
         }
         self.store_end(queue, row, session.active_until_ns);
-        // The gate loads `open` and then the fields. x86 keeps both sides' order, given the release store; elsewhere a BPF
-        // program of this age has no acquire load, so every CPU must leave the gate once in between.
+        // The gate loads `open` and then the fields. x86 keeps both sides' order, given the release store; elsewhere a
+        // BPF program of this age has no acquire load, so every CPU must leave the gate once in between.
         if !cfg!(target_arch = "x86_64") {
             self.quiesce(queue)?;
         }
@@ -443,8 +446,8 @@ impl Gate {
             .collect()
     }
 
-    /// Closes the session at `row` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever takes
-    /// posted entries back, or counts on the log, calls [`Gate::quiesce`] next. Closing twice is fine.
+    /// Closes the session at `row` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever
+    /// takes posted entries back, or counts on the log, calls [`Gate::quiesce`] next. Closing twice is fine.
     pub fn close_session(&mut self, queue: u32, row: u32) -> Result<(), GateError> {
         check(queue)?;
         if self.is_open(queue, row) {
@@ -477,7 +480,8 @@ impl Gate {
         }
     }
 
-    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Not for a hot path.
+    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Not for a hot
+    /// path.
     pub fn counters(&self) -> Counters {
         let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
@@ -489,8 +493,8 @@ impl Gate {
         logs.fold(sum, |sum, log| sum.plus(&log.counters()))
     }
 
-    /// Packets that the data socket may have received by way of queues *without a role*: 65 loads. For a queue with a role ask
-    /// [`Log::passed`].
+    /// Packets that the data socket may have received by way of queues *without a role*: 65 loads. For a queue with a
+    /// role ask [`Log::passed`].
     pub fn passed_elsewhere(&self) -> u64 {
         (0..=STRAY_ROW)
             .map(|queue| {
@@ -500,8 +504,8 @@ impl Gate {
             .sum()
     }
 
-    /// Runs the gate once on a frame, as if it had arrived on `queue` of the interface `ifindex` (`BPF_PROG_TEST_RUN`), with all its
-    /// effects but the redirect itself. Returns the XDP action. For tests and fuzzing.
+    /// Runs the gate once on a frame, as if it had arrived on `queue` of the interface `ifindex` (`BPF_PROG_TEST_RUN`),
+    /// with all its effects but the redirect itself. Returns the XDP action. For tests and fuzzing.
     pub fn test_run(&self, ifindex: u32, queue: u32, frame: &[u8]) -> io::Result<u32> {
         // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let metadata = [0, frame.len() as u32, 0, ifindex, queue, 0];

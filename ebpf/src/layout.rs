@@ -149,7 +149,8 @@ pub struct LogMap {
     pub reserved0: [u8; 56],
     /// Entries that may be accepted (written by the client).
     pub posted: u64,
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one (written by the client).
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one (written by the
+    /// client).
     pub capacity: u32,
     /// Zero.
     pub reserved1: [u8; 52],
@@ -178,7 +179,8 @@ const _: () = {
     assert!(LOG_ENTRIES.is_power_of_two() && SESSIONS.is_power_of_two() && VERDICT_ROW.is_power_of_two());
 };
 
-// SAFETY: integers and arrays of integers without padding (the sizes above are the sums of the fields); any bytes are a value.
+// SAFETY: integers and arrays of integers without padding (the sizes above are the sums of the fields); any bytes are a
+// value.
 unsafe impl aya::Pod for Config {}
 // SAFETY: as for `Config`.
 unsafe impl aya::Pod for ChannelRow {}

@@ -1,8 +1,8 @@
 //! The log of a landing channel: which fragment each RX descriptor holds, told before the headers were overwritten.
 //!
-//! The n-th entry describes the n-th RX descriptor (I3). The gate writes entries and `producer`; user space writes how much it has
-//! posted and which messages it expects. Positions are 64-bit, start at 0 when the gate is loaded (not with a session), and
-//! never wrap in practice.
+//! The n-th entry describes the n-th RX descriptor (I3). The gate writes entries and `producer`; user space writes how
+//! much it has posted and which messages it expects. Positions are 64-bit, start at 0 when the gate is loaded (not with
+//! a session), and never wrap in practice.
 
 use std::io;
 use std::mem::offset_of;
@@ -79,8 +79,8 @@ impl Log {
         }
     }
 
-    /// Entries written since the gate was loaded. Entries below this may be read. In zero-copy mode there are none, and this counts
-    /// the packets that the gate redirected.
+    /// Entries written since the gate was loaded. Entries below this may be read. In zero-copy mode there are none, and
+    /// this counts the packets that the gate redirected.
     pub fn producer(&self) -> u64 {
         // Acquire: pairs with the gate's store of `producer` after the entry's stores (gate.c, `admit`).
         self.memory
@@ -112,8 +112,8 @@ impl Log {
         }
     }
 
-    /// How many of the `most` entries from `position` on are as `first` says, each with the next sequence number and the next lower index;
-    /// with `any_cpu`, whatever CPU ran the gate.
+    /// How many of the `most` entries from `position` on are as `first` says, each with the next sequence number and
+    /// the next lower index; with `any_cpu`, whatever CPU ran the gate.
     #[inline]
     pub fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32 {
         let tail = |cpu: u8| {
@@ -150,27 +150,29 @@ impl Log {
     ///
     /// Lower it only with the session closed (I4), when fill entries are taken back.
     pub fn set_posted(&mut self, position: u64) {
-        // Release: the fill ring's producer was stored before, and the packet that this lets in must find its entry there. The
-        // gate's load and the kernel's later read of the ring run on one CPU with a control dependency between them.
+        // Release: the fill ring's producer was stored before, and the packet that this lets in must find its entry
+        // there. The gate's load and the kernel's later read of the ring run on one CPU with a control dependency
+        // between them.
         self.memory
             .store_u64(offset_of!(LogMap, posted), position, Ordering::Release);
     }
 
-    /// Says that packets may take several frames of `capacity` bytes each, so that the gate accepts one only where [`Log::set_slot`] said
-    /// how many it takes; and that on a general queue none is longer. 0, as it is at first: each takes one.
+    /// Says that packets may take several frames of `capacity` bytes each, so that the gate accepts one only where
+    /// [`Log::set_slot`] said how many it takes; and that on a general queue none is longer. 0, as it is at first: each
+    /// takes one.
     pub fn set_capacity(&mut self, capacity: u32) {
         // Relaxed: nothing is posted yet.
         self.memory
             .store_u32(offset_of!(LogMap, capacity), capacity, Ordering::Relaxed);
     }
 
-    /// Says of the frames that the packet at `position` will take, before that is posted: how many there are, and the longest packet in
-    /// bytes that may be written there.
+    /// Says of the frames that the packet at `position` will take, before that is posted: how many there are, and the
+    /// longest packet in bytes that may be written there.
     pub fn set_slot(&mut self, position: u64, frames: u8, longest: u16) {
         let longest = longest.to_ne_bytes();
         let slot = u32::from_ne_bytes([longest[0], longest[1], 0, frames]);
-        // Relaxed: ordered by the release store of `posted`. Where the machine lets the gate read this before `posted`, it finds
-        // what it wrote there itself, 0 frames, and passes the packet.
+        // Relaxed: ordered by the release store of `posted`. Where the machine lets the gate read this before `posted`,
+        // it finds what it wrote there itself, 0 frames, and passes the packet.
         self.memory.store_u32(
             entry_offset(position) + offset_of!(LogEntryRow, sequence),
             slot,
@@ -202,8 +204,8 @@ impl Log {
         self.memory.load_counter(COUNTERS, verdict)
     }
 
-    /// Packets to this channel's data port that came on queues of other programs, and went to the data socket: one load. Only where
-    /// several programs share the gate.
+    /// Packets to this channel's data port that came on queues of other programs, and went to the data socket: one
+    /// load. Only where several programs share the gate.
     pub fn passed_elsewhere(&self) -> u64 {
         // Relaxed: a counter orders nothing.
         self.memory

@@ -1,7 +1,8 @@
 //! The gate as a pure Rust model: the same verdicts, the same log.
 //!
-//! A simulated NIC runs it where the kernel would run the BPF program, and tests compare the two on random packets. It is
-//! written from the rules, over byte slices, not from the C text, so that a mistake has to be made twice to go unseen.
+//! A simulated NIC runs it where the kernel would run the BPF program, and tests compare the two on random packets. It
+//! is written from the rules, over byte slices, not from the C text, so that a mistake has to be made twice to go
+//! unseen.
 
 use std::net::Ipv4Addr;
 

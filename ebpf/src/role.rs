@@ -11,11 +11,12 @@ pub enum Role {
     General,
     /// Fragments of its open sessions are redirected to the queue's XSK and logged.
     Landing,
-    /// Everything is redirected to the queue's XSK, unread and without a log: the device has written the packets before the gate
-    /// runs, perhaps over each other's headers (zero-copy mode). The queue must carry nothing but its session.
+    /// Everything is redirected to the queue's XSK, unread and without a log: the device has written the packets before
+    /// the gate runs, perhaps over each other's headers (zero-copy mode). The queue must carry nothing but its session.
     LandingZeroCopy,
-    /// As [`Role::General`], but no more packets are redirected than [`Log::set_posted`](crate::Log::set_posted) allows: the others
-    /// pass, and the driver uses their frames again. Some drivers must never lack frames (zero-copy mode).
+    /// As [`Role::General`], but no more packets are redirected than [`Log::set_posted`](crate::Log::set_posted)
+    /// allows: the others pass, and the driver uses their frames again. Some drivers must never lack frames (zero-copy
+    /// mode).
     GeneralZeroCopy,
 }
 

@@ -1,8 +1,9 @@
 //! Whether one CPU alone runs the gate for a queue in generic mode (I3a).
 //!
-//! In generic mode the program runs in the stack, on whichever CPU the packet was delivered to; two of them at once break the
-//! pairing of log and RX ring (118 to 163 of 400,000 entries, measured). Receive packet steering with exactly one CPU in
-//! the queue's mask puts all of the queue's packets on that CPU before the program runs (net/core/dev.c, `get_rps_cpu`).
+//! In generic mode the program runs in the stack, on whichever CPU the packet was delivered to; two of them at once
+//! break the pairing of log and RX ring (118 to 163 of 400,000 entries, measured). Receive packet steering with exactly
+//! one CPU in the queue's mask puts all of the queue's packets on that CPU before the program runs (net/core/dev.c,
+//! `get_rps_cpu`).
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -39,8 +40,9 @@ fn cpus_of_mask(mask: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
-/// Reads a file of the sysfs that shows this thread's network namespace. `/sys` may show another one, so an instance of our
-/// own is made, which is mounted nowhere and goes with its descriptor; without the privilege for that, `/sys` has to do.
+/// Reads a file of the sysfs that shows this thread's network namespace. `/sys` may show another one, so an instance of
+/// our own is made, which is mounted nowhere and goes with its descriptor; without the privilege for that, `/sys` has
+/// to do.
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
     match detached_sysfs() {

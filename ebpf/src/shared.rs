@@ -1,9 +1,10 @@
 //! Memory that the gate and user space write at the same time.
 //!
-//! Rules: no Rust reference to these bytes ever exists, but to atomics; every access is an atomic load or store through a raw pointer,
-//! naturally aligned and inside the mapping (checked on each access); what is read is copied and checked as a value. The other
-//! side is the kernel (trusted) or, for a channel's log, a client that may write nonsense: a wrong value must never become a
-//! wrong address. The BPF program's plain stores are, for the machine, relaxed atomic stores of the same width.
+//! Rules: no Rust reference to these bytes ever exists, but to atomics; every access is an atomic load or store through
+//! a raw pointer, naturally aligned and inside the mapping (checked on each access); what is read is copied and checked
+//! as a value. The other side is the kernel (trusted) or, for a channel's log, a client that may write nonsense: a
+//! wrong value must never become a wrong address. The BPF program's plain stores are, for the machine, relaxed atomic
+//! stores of the same width.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -72,8 +73,8 @@ impl SharedMemory {
     #[inline]
     pub(crate) fn credits(&self) -> &Credits {
         let credits: *const Credits = self.address(0, 1);
-        // SAFETY: inside the mapping and aligned, which is of whole pages and lives as long as `self`; the structure is atomics alone, for which any
-        // bytes are a value.
+        // SAFETY: inside the mapping and aligned, which is of whole pages and lives as long as `self`; the structure is
+        // atomics alone, for which any bytes are a value.
         unsafe { &*credits }
     }
 
@@ -99,8 +100,8 @@ impl SharedMemory {
         let first: *mut u32 = self.address(offset, N);
         let mut words = [0; N];
         for (at, word) in words.iter_mut().enumerate() {
-            // SAFETY: aligned and inside the mapping (`address`, asked for all of them), which lives as long as `self`; all accesses are
-            // atomic.
+            // SAFETY: aligned and inside the mapping (`address`, asked for all of them), which lives as long as `self`;
+            // all accesses are atomic.
             *word = unsafe { AtomicU32::from_ptr(first.add(at)) }.load(ordering);
         }
         words

@@ -1,5 +1,6 @@
-//! The kernel interfaces that the loader reaches by itself: `BPF_LINK_CREATE` (aya falls back to an attachment without a link,
-//! which would outlive us), pins of objects that aya gives no descriptor of, and one netlink question about an interface.
+//! The kernel interfaces that the loader reaches by itself: `BPF_LINK_CREATE` (aya falls back to an attachment without
+//! a link, which would outlive us), pins of objects that aya gives no descriptor of, and one netlink question about an
+//! interface.
 
 use std::ffi::CString;
 use std::io;
@@ -113,7 +114,8 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Makes a map of one value that programs can map (`BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`), all zeros: unlike a file it cannot be cut short.
+/// Makes a map of one value that programs can map (`BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`), all zeros: unlike a file it
+/// cannot be cut short.
 pub(crate) fn create_page(value_len: u32) -> io::Result<OwnedFd> {
     const ARRAY: u32 = 2;
     const MMAPABLE: u32 = 1 << 10;
@@ -164,7 +166,8 @@ pub(crate) fn link_interface(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info[4])
 }
 
-/// Runs an XDP program once on a frame (`BPF_PROG_TEST_RUN`), with `metadata` as its `struct xdp_md`; returns the action.
+/// Runs an XDP program once on a frame (`BPF_PROG_TEST_RUN`), with `metadata` as its `struct xdp_md`; returns the
+/// action.
 pub(crate) fn test_run(program: BorrowedFd<'_>, frame: &[u8], metadata: &[u32; 6]) -> io::Result<u32> {
     #[repr(C)]
     struct TestRun {

@@ -4,10 +4,11 @@ use crate::layout::VERDICT_ROW;
 
 macro_rules! verdicts {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// What became of a packet (`enum lm_verdict`). Each packet that the gate sees counts under exactly one verdict.
+        /// What became of a packet (`enum lm_verdict`). Each packet that the gate sees counts under exactly one
+        /// verdict.
         ///
-        /// From [`Verdict::PassOneCopy`] on, the packet went to the kernel's stack and may reach the UDP socket on the data
-        /// port: the *one-copy path*.
+        /// From [`Verdict::PassOneCopy`] on, the packet went to the kernel's stack and may reach the UDP socket on the
+        /// data port: the *one-copy path*.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum Verdict {
@@ -35,7 +36,8 @@ verdicts! {
     PassForeign = "gate_pass_foreign",
     /// To the control port.
     PassControl = "gate_pass_control",
-    /// To the data port of a program on another queue, whose log counts it ([`Log::passed_elsewhere`](crate::Log::passed_elsewhere)).
+    /// To the data port of a program on another queue, whose log counts it
+    /// ([`Log::passed_elsewhere`](crate::Log::passed_elsewhere)).
     PassElsewhere = "gate_pass_elsewhere",
     /// A small LM packet on a queue that is not general, or has no XSK.
     PassOneCopy = "gate_pass_one_copy",

@@ -11,7 +11,8 @@ use lm_protocol::geometry::Wire;
 
 static OBJECT: &[u8] = include_bytes!("../gate.o");
 
-/// Size, and per field: name, offset, length. The pattern makes the list complete: a new field does not compile without it.
+/// Size, and per field: name, offset, length. The pattern makes the list complete: a new field does not compile without
+/// it.
 macro_rules! structure {
     ($type:ty { $($field:ident),* $(,)? }) => {{
         type Row = $type;

@@ -1,5 +1,5 @@
-//! What the gate needs from the kernel, and what it says when it does not get it. One test: capabilities are dropped per thread, and
-//! the loader asks the kernel for its features once per process.
+//! What the gate needs from the kernel, and what it says when it does not get it. One test: capabilities are dropped
+//! per thread, and the loader asks the kernel for its features once per process.
 
 mod bed;
 

@@ -1,4 +1,5 @@
-//! Several programs behind one gate: ports by queue, whose log says what came elsewhere, new logs for new clients, ends of sessions.
+//! Several programs behind one gate: ports by queue, whose log says what came elsewhere, new logs for new clients, ends
+//! of sessions.
 
 mod bed;
 

@@ -1,4 +1,5 @@
-//! The gate on real packets: the log pairs with the RX ring (I3), what passes reaches an ordinary socket, and closing is final (I4).
+//! The gate on real packets: the log pairs with the RX ring (I3), what passes reaches an ordinary socket, and closing
+//! is final (I4).
 
 mod bed;
 
@@ -174,8 +175,8 @@ fn small_packets_reach_the_general_queue() {
     });
 }
 
-/// Two CPUs send at once: in native mode one of them at a time runs the gate, so no increment and no entry is lost although the
-/// rows are not atomic.
+/// Two CPUs send at once: in native mode one of them at a time runs the gate, so no increment and no entry is lost
+/// although the rows are not atomic.
 #[test]
 fn native_mode_counts_without_atomics() {
     bed::in_namespace(|| {

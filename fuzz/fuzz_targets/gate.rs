@@ -1,5 +1,6 @@
-//! Random packets, sessions and posted frames through the loaded gate (`BPF_PROG_TEST_RUN`) and through its model: a difference is a
-//! crash. Needs root. The steps are those of `ebpf/tests/differential.rs`, which replays the committed corpus.
+//! Random packets, sessions and posted frames through the loaded gate (`BPF_PROG_TEST_RUN`) and through its model: a
+//! difference is a crash. Needs root. The steps are those of `ebpf/tests/differential.rs`, which replays the committed
+//! corpus.
 
 #![no_main]
 

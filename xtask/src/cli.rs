@@ -27,8 +27,8 @@ enum Command {
     Soak(soak::Arguments),
     /// Check every formula of the models in models/ with Spin, and that every mistake that is put into them breaks one.
     ///
-    /// Says how many states each search saw and how deep it went; one that was cut short is an error. Without `spin` or a C compiler
-    /// they are skipped; with CI=true in the environment that is an error.
+    /// Says how many states each search saw and how deep it went; one that was cut short is an error. Without `spin` or
+    /// a C compiler they are skipped; with CI=true in the environment that is an error.
     Models,
     Fuzz(fuzz::FuzzArguments),
     Bench(bench::Arguments),

@@ -1,5 +1,5 @@
-//! Measurements by `lm-bench end`: a far end, which listens, and a near one, which sends. Both are told what is done, as JSON, and
-//! print what they have measured.
+//! Measurements by `lm-bench end`: a far end, which listens, and a near one, which sends. Both are told what is done,
+//! as JSON, and print what they have measured.
 
 use anyhow::{Context, Result};
 use lm_measure::rate::BitRate;
@@ -33,7 +33,8 @@ enum Does {
 }
 
 impl Ends {
-    /// So many round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer than so many seconds.
+    /// So many round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
+    /// than so many seconds.
     pub fn round_trips(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
         Ends {
             does: Does::RoundTrips { count },
@@ -41,8 +42,8 @@ impl Ends {
         }
     }
 
-    /// So many round trips of 64 bytes beside a stream of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
-    /// than so many seconds.
+    /// So many round trips of 64 bytes beside a stream of messages of `size` bytes, after a tenth of it as a warm-up;
+    /// fewer when they take longer than so many seconds.
     pub fn round_trips_beside(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
         Ends {
             does: Does::RoundTripsBeside { count },
@@ -50,7 +51,8 @@ impl Ends {
         }
     }
 
-    /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first one. `transport` is one of
+    /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first
+    /// one. `transport` is one of
     /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
     pub fn stream(transport: &str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
         Ends {
@@ -65,7 +67,8 @@ impl Ends {
         }
     }
 
-    /// A stream whose near end sends for `seconds` in all: the far end's time begins later where it waits for other senders.
+    /// A stream whose near end sends for `seconds` in all: the far end's time begins later where it waits for other
+    /// senders.
     #[must_use]
     pub fn sending(mut self, seconds: f64) -> Ends {
         self.seconds[0] = seconds;
@@ -132,8 +135,8 @@ impl Ends {
     }
 }
 
-/// Datagrams of the kernel's UDP by the clock, from any number of near ends to one far end. Gaps between bursts are exponential, those between
-/// single datagrams within half of their mean.
+/// Datagrams of the kernel's UDP by the clock, from any number of near ends to one far end. Gaps between bursts are
+/// exponential, those between single datagrams within half of their mean.
 #[derive(Clone, Copy, Debug)]
 pub struct Timetable {
     /// Where the far end listens.
@@ -148,7 +151,8 @@ pub struct Timetable {
     pub rate: f64,
     /// Datagrams that are due at once.
     pub burst: u32,
-    /// Whether the far end sends each one back, and the near one measures how long that takes. The kernel's are marked EF, with priority 6.
+    /// Whether the far end sends each one back, and the near one measures how long that takes. The kernel's are marked
+    /// EF, with priority 6.
     pub is_answered: bool,
 }
 
@@ -176,8 +180,8 @@ impl Timetable {
     }
 }
 
-/// Messages of LM's real-time sockets by the clock, from any number of near ends to one far end. A near one's smoother, if it has one, holds
-/// back what else its host sends.
+/// Messages of LM's real-time sockets by the clock, from any number of near ends to one far end. A near one's smoother,
+/// if it has one, holds back what else its host sends.
 #[derive(Clone, Copy, Debug)]
 pub struct RealTime {
     /// When they are due, at which far end; one of at most a packet's length is cut to what a packet holds.

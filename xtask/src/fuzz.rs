@@ -12,9 +12,9 @@ use crate::workspace::{cargo, root, run, target_dir};
 
 /// Fuzz every parser, the receiver's state machine on the simulated NIC, the gate, and the daemon.
 ///
-/// Needs a nightly toolchain and cargo-fuzz; root for the gate and the daemon, which are left out without. Begins with the committed corpus in fuzz/corpus; what it finds on the way is
-/// kept under the target directory. An input that fails is left in fuzz/artifacts, and its path is shown with the command
-/// that repeats it.
+/// Needs a nightly toolchain and cargo-fuzz; root for the gate and the daemon, which are left out without. Begins with
+/// the committed corpus in fuzz/corpus; what it finds on the way is kept under the target directory. An input that
+/// fails is left in fuzz/artifacts, and its path is shown with the command that repeats it.
 #[derive(Debug, clap::Args)]
 pub struct FuzzArguments {
     /// Seconds altogether, shared by the targets; half of them for `engine`, which is the slowest.
@@ -145,7 +145,8 @@ pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
     eprintln!("\n{table}");
     if !failed.is_empty() {
         bail!(
-            "failed: {}; repeat with `cargo +nightly fuzz run --features libfuzzer --fuzz-dir fuzz TARGET fuzz/artifacts/TARGET/FILE`",
+            "failed: {}; repeat with `cargo +nightly fuzz run --features libfuzzer --fuzz-dir fuzz TARGET \
+                fuzz/artifacts/TARGET/FILE`",
             failed.join(", ")
         );
     }
@@ -198,7 +199,8 @@ fn asan() -> Result<()> {
 }
 
 /// libtest keeps a thread's handle to the end ("possibly lost"); what is definitely lost is ours.
-const VALGRIND: &str = "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite";
+const VALGRIND: &str = "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
+    --errors-for-leak-kinds=definite";
 
 fn valgrind() -> Result<()> {
     if !answers("valgrind", &["--version"]) {

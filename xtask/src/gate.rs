@@ -1,8 +1,8 @@
 //! How the committed objects are made from their sources, and how to tell that one is stale.
 //!
-//! The same clang gives the same bytes anywhere: the sources include nothing, no path enters the object, and DWARF, which
-//! would carry the compiler's name, is stripped (BTF stays). `NAME.sum` records the hashes of sources and object and the
-//! compiler, so that a machine without clang can still see that one was changed without the other.
+//! The same clang gives the same bytes anywhere: the sources include nothing, no path enters the object, and DWARF,
+//! which would carry the compiler's name, is stripped (BTF stays). `NAME.sum` records the hashes of sources and object
+//! and the compiler, so that a machine without clang can still see that one was changed without the other.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -103,8 +103,8 @@ impl Object {
         Ok(compiler)
     }
 
-    /// Whether `NAME.o` in `root` was made from the sources beside it. Gives the recorded compiler where it is not here, so that hashes
-    /// alone were compared.
+    /// Whether `NAME.o` in `root` was made from the sources beside it. Gives the recorded compiler where it is not
+    /// here, so that hashes alone were compared.
     fn check(&self, root: &Path) -> Result<Option<String>> {
         let name = self.name;
         let object = read(&self.object(root))?;

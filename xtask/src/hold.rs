@@ -21,16 +21,16 @@ pub struct Arguments {
     /// MTU of both interfaces, in bytes.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..))]
     mtu: u16,
-    /// Put an impairment box between the hosts, with options of `lm-bench impair` such as "--loss 1% --delay 50us,2ms"; without any it
-    /// only forwards.
+    /// Put an impairment box between the hosts, with options of `lm-bench impair` such as "--loss 1% --delay 50us,2ms";
+    /// without any it only forwards.
     #[arg(long = "box", id = "box", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "")]
     #[arg(allow_hyphen_values = true)]
     with_box: Option<String>,
     /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
     #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Option<u32>,
-    /// Make the switch's port towards the receiver slow, with a buffer of so many frames; what it passes is measured. Three senders, if not
-    /// said otherwise.
+    /// Make the switch's port towards the receiver slow, with a buffer of so many frames; what it passes is measured.
+    /// Three senders, if not said otherwise.
     #[arg(long, value_name = "RATE/FRAMES", conflicts_with = "box")]
     port: Option<Port>,
     /// Make the cable from each host to the switch slow.
@@ -83,7 +83,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let (Some(capacity), Some(port)) = (capacity, arguments.port) {
         let (address, mtu) = (bed.right().address(), arguments.mtu);
         println!(
-            "The switch's port towards {address} passes {capacity:.0} packets of {mtu} bytes a second (measured) and keeps {}.",
+            "The switch's port towards {address} passes {capacity:.0} packets of {mtu} bytes a second (measured) and \
+                keeps {}.",
             port.frames
         );
     }

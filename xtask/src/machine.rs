@@ -82,8 +82,9 @@ pub fn two_cores() -> [usize; 2] {
     [first, cores.next().unwrap_or(first)]
 }
 
-/// Keeps idle cores from sleeping (PM QoS, Linux Documentation/power/pm_qos_interface.rst) as long as the file is open, as latency
-/// measurements such as cyclictest do: on a virtual machine a core that sleeps is given away, and comes back when it comes back.
+/// Keeps idle cores from sleeping (PM QoS, Linux Documentation/power/pm_qos_interface.rst) as long as the file is open,
+/// as latency measurements such as cyclictest do: on a virtual machine a core that sleeps is given away, and comes back
+/// when it comes back.
 ///
 /// # Errors
 /// The file cannot be opened or written.

@@ -13,9 +13,10 @@ use crate::machine::cores;
 use crate::verify::is_ci;
 use crate::workspace::{root, target_dir};
 
-/// What is asked of models: the model, the macros that it is built with, and formulas. `all`: those of the file; names that begin with
-/// `never_` or `always_` are of formulas that are to be violated. `!NAME`: with this mistake in the model that one is violated. The
-/// longest first: two or more are answered at once.
+/// What is asked of models: the model, the macros that it is built with, and formulas. `all`: those of the file; names
+/// that begin with
+/// `never_` or `always_` are of formulas that are to be violated. `!NAME`: with this mistake in the model that one is
+/// violated. The longest first: two or more are answered at once.
 const QUESTIONS: &str = "\
 stream ENDS,LOSSES=1 safe released_is_shown aborted_is_settled settled_is_freed others_go_on
 stream ZERO_COPY safe released_is_shown finished_is_delivered never_overlaps
@@ -39,8 +40,8 @@ stream STALLED_TURN !s7
 stream STALLED_TURN,ENDS,LOSSES=0 !others_go_on
 ";
 
-/// Builds the verifier of the model `$0` in this folder; `$1` is the compiler's level. Spin says what is wrong with a model and ends as if
-/// nothing were. Weak fairness among more than six processes.
+/// Builds the verifier of the model `$0` in this folder; `$1` is the compiler's level. Spin says what is wrong with a
+/// model and ends as if nothing were. Weak fairness among more than six processes.
 const BUILD: &str = "level=$1; shift; rm -f pan.c; spin -a \"$@\" \"$0\" >said; \
     [ -f pan.c ] || { head -n 1 said >&2; exit 1; }; cc $level -w -DNFAIR=3 -o pan pan.c";
 

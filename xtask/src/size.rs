@@ -1,8 +1,8 @@
 //! Code lines by folder, and the ceilings of `xtask/size.txt`: the sum of a base and of named allowances each.
 //!
-//! A code line is one that is neither blank nor a comment, of a tracked file that is compiled, executed or generates code. Tests are what is
-//! compiled for tests alone, `tests`, `examples`, `benches`, `fuzz`, `loom` and `stateright`; everything else belongs to the longest
-//! folder that begins its path.
+//! A code line is one that is neither blank nor a comment, of a tracked file that is compiled, executed or generates
+//! code. Tests are what is compiled for tests alone, `tests`, `examples`, `benches`, `fuzz`, `loom` and `stateright`;
+//! everything else belongs to the longest folder that begins its path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -66,7 +66,8 @@ fn rows(text: &str) -> Result<Vec<Row<'_>>> {
         .collect()
 }
 
-/// What of the tree and of these command lines is above its ceiling, or so far below its base that this has to be lowered.
+/// What of the tree and of these command lines is above its ceiling, or so far below its base that this has to be
+/// lowered.
 ///
 /// # Errors
 ///
@@ -171,8 +172,9 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// Each line that is neither blank nor a comment: its number, the line, and whether it is compiled for tests alone. What `#[cfg(test)]`
-    /// or a feature for fuzzing stands before ends, as rustfmt lays it out, with the first line of the same indentation that closes it.
+    /// Each line that is neither blank nor a comment: its number, the line, and whether it is compiled for tests alone.
+    /// What `#[cfg(test)]` or a feature for fuzzing stands before ends, as rustfmt lays it out, with the first line of
+    /// the same indentation that closes it.
     fn code(&self) -> Vec<(usize, &str, bool)> {
         let (mut is_comment, mut of_tests) = (false, None);
         let mut found = Vec::new();
@@ -250,8 +252,8 @@ fn is_for_tests(text: &str) -> bool {
     .contains(&text)
 }
 
-/// Code lines of each row that is a folder, of tests, and of everything but tests; and complaints of those that are too long, for which
-/// rustfmt has no remedy.
+/// Code lines of each row that is a folder, of tests, and of everything but tests; and complaints of those that are too
+/// long, for which rustfmt has no remedy.
 fn count_lines(rows: &[Row<'_>]) -> Result<(BTreeMap<String, usize>, Vec<String>)> {
     let listed = Command::new("git")
         .current_dir(root())

@@ -1,6 +1,6 @@
-//! `cargo xtask soak`: many seeds of the simulated world, by one test each of `lm-dataplane` and of `lm-protocol`, which shares the
-//! seeds among the processors and stops at the first failure (`lm-protocol/tests/admission/seeds.rs`); and the same questions to real
-//! kernels, by `cluster` and `kernel`.
+//! `cargo xtask soak`: many seeds of the simulated world, by one test each of `lm-dataplane` and of `lm-protocol`,
+//! which shares the seeds among the processors and stops at the first failure (`lm-protocol/tests/admission/seeds.rs`);
+//! and the same questions to real kernels, by `cluster` and `kernel`.
 
 mod cluster;
 pub(crate) mod fates;
@@ -30,27 +30,29 @@ const TESTS_FILE: &str = "dataplane/traces/tests.txt";
 
 /// Run random beds under random impairments on the simulated NIC, seed after seed.
 ///
-/// Each seed is a bed of two hosts, a load and everything that goes wrong: loss, duplication, reordering, delay, foreign
-/// packets, corrupt bytes, exhausted rings, writers that pause or give up, hosts that pause or die. Checked is that every
-/// delivered message is the one that was sent, every other one was reported, all memory came back and every packet is accounted
-/// for. Stops at the first failure and says how to repeat it. Needs no root.
+/// Each seed is a bed of two hosts, a load and everything that goes wrong: loss, duplication, reordering, delay,
+/// foreign packets, corrupt bytes, exhausted rings, writers that pause or give up, hosts that pause or die. Checked is
+/// that every delivered message is the one that was sent, every other one was reported, all memory came back and every
+/// packet is accounted for. Stops at the first failure and says how to repeat it. Needs no root.
 ///
-/// The packets, events and messages of the first 2000 seeds must be those that were recorded, hash by hash; with --traces, all of these
-/// seeds run and all simulated tests as well. A change that is meant to do something else is recorded with --record.
+/// The packets, events and messages of the first 2000 seeds must be those that were recorded, hash by hash; with
+/// --traces, all of these seeds run and all simulated tests as well. A change that is meant to do something else is
+/// recorded with --record.
 ///
-/// With --admission: seeds of the admission between up to a hundred hosts instead, with loss, duplication, reordering, clocks that
-/// differ, hosts and daemons that die, and somebody who records and sends again. Checked is that under `exclusive` there are never
-/// two active receivers, that every request is answered, that leases end in time, that memory stays bounded, and that nobody
-/// without the key changes anything. Then a table of both policies: grant latency and utilisation for 10, 100 and 1000 hosts.
+/// With --admission: seeds of the admission between up to a hundred hosts instead, with loss, duplication, reordering,
+/// clocks that differ, hosts and daemons that die, and somebody who records and sends again. Checked is that under
+/// `exclusive` there are never two active receivers, that every request is answered, that leases end in time, that
+/// memory stays bounded, and that nobody without the key changes anything. Then a table of both policies: grant latency
+/// and utilisation for 10, 100 and 1000 hosts.
 ///
-/// With --cluster: all to all on a cluster of hosts with an admission daemon each, while every second a daemon or a program is killed
-/// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
-/// the daemons grow in neither descriptors nor memory. Needs root.
+/// With --cluster: all to all on a cluster of hosts with an admission daemon each, while every second a daemon or a
+/// program is killed and started again. Checked is that no message was wrong, that every session ends in its time, that
+/// nothing is left in any gate, and that the daemons grow in neither descriptors nor memory. Needs root.
 ///
 /// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/testing.md lists them).
 ///
-/// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
-/// the seed. Needs root.
+/// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends
+/// know from the seed. Needs root.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// How many seeds on the simulated NIC.
@@ -204,8 +206,8 @@ fn traces(is_recorded: bool) -> Result<()> {
     Ok(())
 }
 
-/// The tests on the simulated NIC, and of steady real-time messages on veth, with their loops in full, built as they are for `cargo xtask test`:
-/// with overflow checked.
+/// The tests on the simulated NIC, and of steady real-time messages on veth, with their loops in full, built as they
+/// are for `cargo xtask test`: with overflow checked.
 fn long_loops() -> Result<()> {
     for tests in [
         ["lm-dataplane", "--lib", "sim_tests::"],

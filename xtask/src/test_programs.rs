@@ -13,9 +13,11 @@ use serde_json::Value;
 use crate::tally::{Tally, without_line};
 use crate::workspace::{cargo, command_line, root, run};
 
-/// What runs at a time: where one waits for leases and links, another counts. More would take the cores from each other.
+/// What runs at a time: where one waits for leases and links, another counts. More would take the cores from each
+/// other.
 const AT_ONCE: usize = 2;
-/// What takes longest, so that it begins first: a minute and half a minute of what waits, and half a minute of what counts.
+/// What takes longest, so that it begins first: a minute and half a minute of what waits, and half a minute of what
+/// counts.
 const FIRST: [&str; 3] = [
     "admission/tests/attacks/main.rs",
     "bench/tests/tools/main.rs",
@@ -263,9 +265,9 @@ mod tests {
     #[test]
     fn test_programs_are_found_among_what_cargo_built() {
         let messages = r#"
-{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"src_path":"/w/a/src/lib.rs"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","target":{"src_path":"/w/a/src/lib.rs"},"profile":{"test":false},"executable":null}
 not JSON
-{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"src_path":"/w/a/tests/b/main.rs"},"profile":{"test":true},"executable":"/t/b-1"}
+{"manifest_path":"/w/a/x","target":{"src_path":"/w/a/tests/b/main.rs"},"profile":{"test":true},"executable":"/t/b-1"}
 {"reason":"build-finished","success":true}"#;
         let programs = programs_in(messages, Path::new("/w"));
         assert_eq!(programs.len(), 1);

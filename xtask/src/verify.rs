@@ -27,7 +27,8 @@ pub struct TestArguments {
     /// Test the release builds.
     #[arg(long)]
     release: bool,
-    /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time; runs none.
+    /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time;
+    /// runs none.
     #[arg(long, conflicts_with_all = ["package", "release"])]
     update_names: bool,
     /// Instead: lower the bases of xtask/size.txt to what there is, and raise none; runs none.
@@ -160,7 +161,8 @@ pub fn ci() -> Result<()> {
             })
         }),
     ];
-    // One processor for some minutes, in which instructions are counted: the others do not mind, and it does not mind them.
+    // One processor for some minutes, in which instructions are counted: the others do not mind, and it does not mind
+    // them.
     let cards: Step = (
         "cards",
         "correct what is worse: `cargo xtask bench card --short`",

@@ -45,8 +45,8 @@ fn users_who_are_not_root_are_told_what_to_do() {
     let folder = Folder::new("cli");
     // The build's folder may be closed to other users.
     let program = folder.0.join("xtask");
-    // By a process of its own: a program that another thread starts meanwhile would keep a file that we write open, and nobody can run
-    // one that is being written (ETXTBSY).
+    // By a process of its own: a program that another thread starts meanwhile would keep a file that we write open, and
+    // nobody can run one that is being written (ETXTBSY).
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_xtask"))
         .arg(&program)

@@ -1,5 +1,5 @@
-//! A cluster with daemons: programs without privileges send to each other, a host that speaks the daemons' protocol is granted
-//! sessions, and what must not be believed is not.
+//! A cluster with daemons: programs without privileges send to each other, a host that speaks the daemons' protocol is
+//! granted sessions, and what must not be believed is not.
 
 use std::path::{Path, PathBuf};
 

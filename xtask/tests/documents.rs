@@ -229,7 +229,8 @@ fn links_lead_somewhere() {
 
 #[test]
 fn expressions_are_understood() {
-    let code = "const A: u32 = 1_024;\nconst B: u64 = 2 * A as u64;\nconst C: Duration = Duration::from_millis(25);\nconst D: u64 = 4 << 20;\n";
+    let code = "const A: u32 = 1_024;\nconst B: u64 = 2 * A as u64;\nconst C: Duration = \
+        Duration::from_millis(25);\nconst D: u64 = 4 << 20;\n";
     let found = ["A", "B", "C", "D", "E"].map(|name| constant(code, name));
     assert_eq!(
         found,

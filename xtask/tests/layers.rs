@@ -1,7 +1,7 @@
 //! Layers of the data plane: which part of it may not name which, and where one still does.
 //!
-//! `xtask/layers.txt` lists the places that break a rule. A new one fails, and so does one that is on the list and broken no more, so that the
-//! list only becomes shorter.
+//! `xtask/layers.txt` lists the places that break a rule. A new one fails, and so does one that is on the list and
+//! broken no more, so that the list only becomes shorter.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -159,7 +159,8 @@ const NEVER: [(Part, Part); 19] = [
     (Memory, Kernel),
 ];
 
-/// The part of what the crate has under a name: of a module, of another crate, or of what the crate shows to applications.
+/// The part of what the crate has under a name: of a module, of another crate, or of what the crate shows to
+/// applications.
 fn part_of(module: &str) -> Option<Part> {
     if let Some((part, _)) = CRATES.iter().find(|(_, name)| *name == module) {
         return Some(*part);
@@ -258,13 +259,15 @@ fn nothing_breaks_a_rule_that_is_not_listed() {
     let gone: Vec<&String> = listed.difference(&broken).collect();
     assert!(
         new.is_empty() && gone.is_empty(),
-        "xtask/layers.txt lists other places than there are\nnew, to be avoided: {new:#?}\nno more, to be struck out: {gone:#?}"
+        "xtask/layers.txt lists other places than there are\nnew, to be avoided: {new:#?}\nno more, to be struck out: \
+            {gone:#?}"
     );
 }
 
 #[test]
 fn what_code_names_is_found() {
-    let text = "//! [`crate::a`]\nuse crate::b::{C, D};\nuse crate::{e, f::{G, H}, i};\nfn x() { crate::j::k() } // crate::l\n\
+    let text = "//! [`crate::a`]\nuse crate::b::{C, D};\nuse crate::{e, f::{G, H}, i};\nfn x() { crate::j::k() } // \
+        crate::l\n\
                 use lm_cards::G;\nuse lm_ebpf::Log;\nmod tests {\nuse crate::m;\n}\n";
     let found: Vec<String> = named(&code(text)).into_iter().collect();
     assert_eq!(found, ["b", "e", "f", "i", "j", "lm_cards", "lm_ebpf"]);

@@ -1,5 +1,5 @@
-//! `cargo xtask vm` and `cargo xtask models` where the programs that they need cannot be had: on this machine a reason to skip, in CI
-//! an error.
+//! `cargo xtask vm` and `cargo xtask models` where the programs that they need cannot be had: on this machine a reason
+//! to skip, in CI an error.
 
 use std::process::{Command, Output};
 

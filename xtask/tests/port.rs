@@ -1,4 +1,5 @@
-//! A switch whose links are slow: what its port keeps and passes, what a cable takes, and what is told of datagrams that do not come through.
+//! A switch whose links are slow: what its port keeps and passes, what a cable takes, and what is told of datagrams
+//! that do not come through.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::UdpSocket;
@@ -60,7 +61,8 @@ fn bind(host: &Host) -> UdpSocket {
     socket
 }
 
-/// Sends so many packets of full length at once, and gives the times at which those that come through come, after the first one.
+/// Sends so many packets of full length at once, and gives the times at which those that come through come, after the
+/// first one.
 fn burst(bed: &Bed, packets: usize) -> Vec<Duration> {
     let (left, right) = (bind(bed.left()), bind(bed.right()));
     let to = right.local_addr().unwrap();
@@ -184,7 +186,8 @@ fn is_told(report: &Value, place: &str) -> bool {
     found.is_some_and(|found| found.is_number() || (place.ends_with("/credits_mean") && found.is_null()))
 }
 
-/// Table 4 on a network ten times as slow, which hardly any machine is too slow for. What does not add up fails in `table_4` itself.
+/// Table 4 on a network ten times as slow, which hardly any machine is too slow for. What does not add up fails in
+/// `table_4` itself.
 #[test]
 fn table_4_loses_what_the_port_cannot_pass() {
     let (true, Some(programs)) = (is_root(), programs()) else {

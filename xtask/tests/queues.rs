@@ -72,7 +72,8 @@ fn queues_of(receiver: &Host, work: impl FnOnce()) -> Vec<u64> {
 /// Packets of one flow from an XSK on a queue of the sender. The port is none that the receiver takes.
 fn from_xsk(lm_bench: &Path, [sender, receiver]: [&Host; 2], queue: u32) {
     let line = format!(
-        "bare send --interface {INTERFACE} --queue {queue} --port 7444 --seconds 0.05 --to {} --to-mac {} --from {} --from-mac {}",
+        "bare send --interface {INTERFACE} --queue {queue} --port 7444 --seconds 0.05 --to {} --to-mac {} --from {} \
+            --from-mac {}",
         receiver.address(),
         mac(receiver),
         sender.address(),
@@ -109,7 +110,8 @@ fn behind_a_bridge_the_kernel_chooses_the_queue() {
     };
     let pair = [&cluster.hosts()[0], &cluster.hosts()[1]];
     let _counting = counting(&lm_bench, pair[1]);
-    // veth leaves the sender's queue number in the packet, and skb_tx_hash takes it for that of a receive queue, which begins at 1.
+    // veth leaves the sender's queue number in the packet, and skb_tx_hash takes it for that of a receive queue, which
+    // begins at 1.
     for queue in 1..QUEUES {
         let came = queues_of(pair[1], || from_xsk(&lm_bench, pair, queue));
         println!("XSK on queue {queue}: {came:?}");

@@ -1,8 +1,8 @@
 //! The impairment box's forwarder, loaded: packets from one interface go out of another, or fare as on a bad link
 //! (`impair.c`). One [`Forwarder`] for each direction.
 //!
-//! Every decision is a function of the seed and the packet's number in its direction: [`Impairments::fate`] is that function
-//! in Rust, so that a test can tell beforehand which packets will come through.
+//! Every decision is a function of the seed and the packet's number in its direction: [`Impairments::fate`] is that
+//! function in Rust, so that a test can tell beforehand which packets will come through.
 
 use std::error::Error;
 use std::io;

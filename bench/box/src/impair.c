@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The impairment box's forwarder: a traffic control program at the ingress of one of two interfaces. It sends each packet out
- * of the other one, or does to it what bad links do. One instance for each direction.
+ * The impairment box's forwarder: a traffic control program at the ingress of one of two interfaces. It sends each
+ * packet out of the other one, or does to it what bad links do. One instance for each direction.
  *
- * It works on the socket buffers that the kernel moves anyway, so that forwarding costs no copy and needs no thread, and keeps
- * the queue: a veth hands the buffer over with the sender's transmit queue in it, and the receive queue that this program records
- * there chooses the next transmit queue (net/core/dev.c, skb_tx_hash).
+ * It works on the socket buffers that the kernel moves anyway, so that forwarding costs no copy and needs no thread,
+ * and keeps the queue: a veth hands the buffer over with the sender's transmit queue in it, and the receive queue that
+ * this program records there chooses the next transmit queue (net/core/dev.c, skb_tx_hash).
  *
- * Every decision is a function of the seed and the packet's number in its direction (`draw`): the same seed and the same order
- * of packets give the same decisions. `impair.rs` has the same function in Rust, and tests compare what arrived with it.
+ * Every decision is a function of the seed and the packet's number in its direction (`draw`): the same seed and the
+ * same order of packets give the same decisions. `impair.rs` has the same function in Rust, and tests compare what
+ * arrived with it.
  *
- * What takes time (delay, rate limit) cannot be done here: then every packet that this program would send goes into a ring
- * instead, and user space sends it later.
+ * What takes time (delay, rate limit) cannot be done here: then every packet that this program would send goes into a
+ * ring instead, and user space sends it later.
  */
 typedef unsigned char __u8;
 typedef unsigned short __u16;
@@ -98,7 +99,8 @@ struct __sk_buff {
 };
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
-static long (*bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
+static long (*bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len,
+				   __u64 flags) = (void *)9;
 static long (*bpf_clone_redirect)(struct __sk_buff *skb, __u32 ifindex, __u64 flags) = (void *)13;
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;
@@ -110,7 +112,7 @@ static void (*bpf_ringbuf_discard)(void *data, __u64 flags) = (void *)133;
 /* What a number is drawn for. Numbers of different purposes are independent. */
 enum purpose { LOSS, DUPLICATE, CORRUPT, CORRUPT_WHERE, REORDER, PURPOSES = 8 };
 
-/* 64 random bits for a packet number and a purpose: SplitMix64 (Steele, Lea, Flood 2014) at that place of its sequence. */
+/* 64 random bits for a packet number and a purpose: SplitMix64 (Steele, Lea, Flood 2014) at that place. */
 INLINE __u64 draw(__u64 number, enum purpose purpose)
 {
 	__u64 x = lm_impair.seed + (number * PURPOSES + purpose) * 0x9e3779b97f4a7c15ull;
@@ -237,7 +239,7 @@ int lm_impair_forward(struct __sk_buff *skb)
 		return send(skb, counters, queue);
 	}
 
-	/* A packet that is held back at place s of its queue goes into the slot of place s + n, whose packet takes it along. */
+	/* A packet that is held back at place s of its queue goes into the slot of place s + n: that packet takes it along. */
 	index = queue & (QUEUES - 1);
 	sequence = __sync_fetch_and_add(&counters->sequence[index], 1);
 	if (!gone && happens(number, REORDER, lm_impair.reorder)) {

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The forwarding itself, loss, duplication, corruption and reordering are a program in the kernel ([`Forwarder`]): it
-//! runs on whichever core the packet comes on, copies nothing and keeps the packet's queue, so that a box costs little beside
-//! what it is put between. A delay or a rate needs memory and a clock: then each packet goes through this process, which runs
-//! before ordinary ones, and leaves through its queue ([`Inject`]).
+//! runs on whichever core the packet comes on, copies nothing and keeps the packet's queue, so that a box costs little
+//! beside what it is put between. A delay or a rate needs memory and a clock: then each packet goes through this
+//! process, which runs before ordinary ones, and leaves through its queue ([`Inject`]).
 //!
 //! Everything random comes from one seed and the packet's number in its direction.
 
@@ -113,7 +113,8 @@ pub struct ImpairArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 3000)]
     pub rate_burst: u64,
     /// Packets that may wait because of --delay or --rate, in each direction; further ones are dropped
-    #[arg(long, value_name = "PACKETS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
+    #[arg(long, value_name = "PACKETS", default_value_t = 1000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
     pub limit: u32,
     /// End after so many seconds; otherwise with Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS")]
@@ -154,8 +155,8 @@ pub struct DirectionReport {
     pub queue_full: u64,
     /// Dropped because the kernel had no memory, or because they were too long to be held.
     pub refused: u64,
-    /// Dropped by the kernel at the box's interfaces: before the box saw them, or because the other side's ring was full. Not
-    /// in the sum above.
+    /// Dropped by the kernel at the box's interfaces: before the box saw them, or because the other side's ring was
+    /// full. Not in the sum above.
     pub overrun: u64,
 }
 
@@ -382,8 +383,8 @@ impl<Queue: Inject> Timed<Queue> {
     }
 }
 
-/// Lets this thread run before ordinary ones, which may spin on every core there is. Without the privilege nothing changes:
-/// delays are then kept less well.
+/// Lets this thread run before ordinary ones, which may spin on every core there is. Without the privilege nothing
+/// changes: delays are then kept less well.
 #[expect(unsafe_code, reason = "a system call that rustix does not have")]
 fn take_precedence() {
     let parameters = libc::sched_param { sched_priority: 1 };

@@ -1,10 +1,11 @@
 //! How far apart the two cores of a measurement are: the time that a cache line takes from one to the other and back.
 //!
-//! On a virtual machine it changes by a factor of four from minute to minute, as the host moves the virtual cores about, and what
-//! hands packets from core to core changes with it, while a kernel socket's own work hardly does. Nearest of all are two virtual
-//! cores that the host runs as the two threads of one core of its own: each of them has little more than half of it, and no real host
-//! gives its two cores so. Each measurement of a benchmark waits a while for near cores that are two, is done once, whatever they do
-//! meanwhile, and is kept with how far apart they were before and after it:
+//! On a virtual machine it changes by a factor of four from minute to minute, as the host moves the virtual cores
+//! about, and what hands packets from core to core changes with it, while a kernel socket's own work hardly does.
+//! Nearest of all are two virtual cores that the host runs as the two threads of one core of its own: each of them has
+//! little more than half of it, and no real host gives its two cores so. Each measurement of a benchmark waits a while
+//! for near cores that are two, is done once, whatever they do meanwhile, and is kept with how far apart they were
+//! before and after it:
 //!
 //! ```
 //! # use lm_measure::distance::Distances;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Round trips of a batch: some 0.1 to 0.6 ms, so that several find both cores free even beside a program that never sleeps.
+/// Round trips of a batch: some 0.1 to 0.6 ms, so that several find both cores free even beside a program that never
+/// sleeps.
 const ROUND_TRIPS: u64 = 1000;
 /// Batches of one measurement; the quickest counts.
 const BATCHES: u64 = 50;
@@ -28,11 +30,12 @@ const BATCHES: u64 = 50;
 const SAME: f64 = 1.5;
 /// How long a measurement waits for near cores before it is done at any distance.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How long all measurements of a comparison wait together: on a machine whose cores stay far apart waiting brings nothing.
+/// How long all measurements of a comparison wait together: on a machine whose cores stay far apart waiting brings
+/// nothing.
 const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
 
-/// Work that takes so much longer on both cores than on one alone is done by two threads of one core: 1.6 to 1.8 there, 0.9 to 1.2
-/// elsewhere.
+/// Work that takes so much longer on both cores than on one alone is done by two threads of one core: 1.6 to 1.8 there,
+/// 0.9 to 1.2 elsewhere.
 const SHARED: f64 = 1.4;
 /// Times that the work is done; the quickest counts.
 const WORKS: u32 = 10;
@@ -185,7 +188,8 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Between these cores. Of one core, as by [`Distances::default`], no distance is ever known, and no measurement waits.
+    /// Between these cores. Of one core, as by [`Distances::default`], no distance is ever known, and no measurement
+    /// waits.
     #[must_use]
     pub fn between(cores: [usize; 2]) -> Distances {
         Distances {
@@ -202,8 +206,8 @@ impl Distances {
         Some(now)
     }
 
-    /// Waits for near cores, [`PATIENCE`] at most, and measures once, wherever they are then. Who leaves a sample out because of how far
-    /// apart they were can say so; `None` where nothing is known of that.
+    /// Waits for near cores, [`PATIENCE`] at most, and measures once, wherever they are then. Who leaves a sample out
+    /// because of how far apart they were can say so; `None` where nothing is known of that.
     ///
     /// # Errors
     /// Those of `measure`.
@@ -215,8 +219,8 @@ impl Distances {
         Ok((measured, apart))
     }
 
-    /// Waits for near cores and says how far apart they are then. Near is what is hardly farther than the least that this process has
-    /// seen.
+    /// Waits for near cores and says how far apart they are then. Near is what is hardly farther than the least that
+    /// this process has seen.
     fn wait(&mut self) -> Option<Distance> {
         let patience = PATIENCE.min(PATIENCE_OF_ALL.saturating_sub(self.waited));
         let start = Instant::now();

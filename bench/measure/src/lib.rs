@@ -1,5 +1,5 @@
-//! What everything that measures here has in common, `lm-bench` and `cargo xtask` alike: how far apart two cores are, what repeated
-//! measurements say, sizes, bit rates, and tables; and what a closed standard output is to both.
+//! What everything that measures here has in common, `lm-bench` and `cargo xtask` alike: how far apart two cores are,
+//! what repeated measurements say, sizes, bit rates, and tables; and what a closed standard output is to both.
 #![deny(unsafe_code)]
 
 pub mod distance;

@@ -11,8 +11,9 @@ pub struct Summary {
     pub lower: f64,
     /// The upper quartile.
     pub upper: f64,
-    /// 95 % interval of the median. Its ends are order statistics and assume nothing about the distribution (the sign test's interval:
-    /// Conover, Practical Nonparametric Statistics, 3.2). With fewer than six values it is all of them, and less sure than 95 %.
+    /// 95 % interval of the median. Its ends are order statistics and assume nothing about the distribution (the sign
+    /// test's interval: Conover, Practical Nonparametric Statistics, 3.2). With fewer than six values it is all of
+    /// them, and less sure than 95 %.
     pub interval: [f64; 2],
     /// Every value, in the order measured.
     pub samples: Vec<f64>,
@@ -70,7 +71,8 @@ fn interpolated(sorted: &[f64], fraction: f64) -> f64 {
     below + (above - below) * rank.fract()
 }
 
-/// How many values each end of the interval leaves out: as many as the median is beyond with at most 2.5 % (binomial distribution).
+/// How many values each end of the interval leaves out: as many as the median is beyond with at most 2.5 % (binomial
+/// distribution).
 fn left_out(count: usize) -> usize {
     let mut probability = 0.5_f64.powi(count as i32);
     let mut below = 0.0;
@@ -94,8 +96,9 @@ pub struct Quantile {
 }
 
 impl Quantile {
-    /// The value of which `part` of all `values` (in order) are at most as large, and the two that the true one lies between in 95 of 100
-    /// cases: how many of `values` lie below that is distributed binomially, here as a normal distribution. `None` of no values.
+    /// The value of which `part` of all `values` (in order) are at most as large, and the two that the true one lies
+    /// between in 95 of 100 cases: how many of `values` lie below that is distributed binomially, here as a normal
+    /// distribution. `None` of no values.
     pub fn of(values: &[f64], part: f64) -> Option<Quantile> {
         let count = values.len() as f64;
         let at = |rank: f64| {

@@ -10,8 +10,9 @@ use rustix::io::Errno;
 /// Exit code of a program that ended because nobody reads what it prints: what a shell makes of SIGPIPE.
 const EXIT_UNREAD: u8 = 141;
 
-/// What a program's `main` returns, where `run` prints with `println!`. Whoever reads that may go, as `| head -1` does: then the program ends
-/// and says nothing. It unwinds, as SIGPIPE would leave behind what it has to clear up. Why else nothing can be printed is said in one line.
+/// What a program's `main` returns, where `run` prints with `println!`. Whoever reads that may go, as `| head -1` does:
+/// then the program ends and says nothing. It unwinds, as SIGPIPE would leave behind what it has to clear up. Why else
+/// nothing can be printed is said in one line.
 pub fn main(program: &str, run: impl FnOnce() -> ExitCode) -> ExitCode {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {

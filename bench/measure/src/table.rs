@@ -68,7 +68,8 @@ mod tests {
         table.row(["a", "1"]);
         table.row(["a longer name", "22.50"]);
         table.row(["no value"]);
-        let expected = "  name           value\n  ────────────────────\n  a                  1\n  a longer name  22.50\n  no value\n";
+        let expected = "  name           value\n  ────────────────────\n  a                  1\n  a longer name  \
+            22.50\n  no value\n";
         assert_eq!(table.to_string(), expected);
     }
 }

@@ -1,8 +1,8 @@
 //! Pins: a gate that outlives its process, and is taken over by the next one.
 //!
-//! A folder of a bpffs has the program, the maps, each log as `log-QUEUE`, and the link, pinned last: what is there without a link
-//! was not finished. The link's name says what the program was loaded with, so that nobody takes over another one. A smoother's credits
-//! come when they are asked for.
+//! A folder of a bpffs has the program, the maps, each log as `log-QUEUE`, and the link, pinned last: what is there
+//! without a link was not finished. The link's name says what the program was loaded with, so that nobody takes over
+//! another one. A smoother's credits come when they are asked for.
 
 use std::fs;
 use std::io;
@@ -45,8 +45,8 @@ fn log_path(dir: &Path, queue: u32) -> PathBuf {
     dir.join(format!("log-{queue}"))
 }
 
-/// Removes what is pinned in `dir`, and the folder. Where nobody else holds it the gate goes from its interface, as after
-/// [`Gate::unpin`]; no error where there is nothing.
+/// Removes what is pinned in `dir`, and the folder. Where nobody else holds it the gate goes from its interface, as
+/// after [`Gate::unpin`]; no error where there is nothing.
 ///
 /// # Errors
 /// What unlink(2) and rmdir(2) say.
@@ -100,9 +100,9 @@ fn is_link(path: &Path) -> bool {
 }
 
 impl Gate {
-    /// Pins the gate in `dir`, a folder of a bpffs (made where it is not there): it stays attached then when the process ends, in whatever
-    /// way, with its sessions open, and [`Gate::reopen`] takes it over. Logs made later are pinned too. What was pinned there before is
-    /// removed.
+    /// Pins the gate in `dir`, a folder of a bpffs (made where it is not there): it stays attached then when the
+    /// process ends, in whatever way, with its sessions open, and [`Gate::reopen`] takes it over. Logs made later are
+    /// pinned too. What was pinned there before is removed.
     ///
     /// # Errors
     /// What bpf(2) and mkdir(2) say; nothing is pinned then.
@@ -145,12 +145,13 @@ impl Gate {
         }
     }
 
-    /// Takes over the gate that an earlier process attached to the interface and pinned in `dir`. Its sessions are open still
-    /// ([`Gate::open_sessions`]); roles and ports are as they were. Every row without an open session counts as closing, and a
-    /// queue without a role as left by its program: a CPU may be inside the gate with what the earlier process closed last.
+    /// Takes over the gate that an earlier process attached to the interface and pinned in `dir`. Its sessions are open
+    /// still ([`Gate::open_sessions`]); roles and ports are as they were. Every row without an open session counts as
+    /// closing, and a queue without a role as left by its program: a CPU may be inside the gate with what the earlier
+    /// process closed last.
     ///
-    /// `None`: there is none, or it cannot be used any more (its interface is gone, it was loaded with another configuration or by
-    /// another version); then it is removed.
+    /// `None`: there is none, or it cannot be used any more (its interface is gone, it was loaded with another
+    /// configuration or by another version); then it is removed.
     ///
     /// # Errors
     /// [`AttachError::NotPrivileged`], [`AttachError::NoInterface`], and what keeps unusable pins from being removed.
@@ -251,8 +252,8 @@ impl Gate {
         Ok(gate)
     }
 
-    /// The map of the interface's credits, and what is in it: those of the gate's owner before, where they are pinned. If those were frozen,
-    /// no program has them mapped, and there are new ones.
+    /// The map of the interface's credits, and what is in it: those of the gate's owner before, where they are pinned.
+    /// If those were frozen, no program has them mapped, and there are new ones.
     ///
     /// # Errors
     /// What bpf(2), mmap(2) and unlink(2) say.

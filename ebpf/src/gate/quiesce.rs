@@ -1,7 +1,8 @@
 //! Waiting until no CPU is inside the gate (I4), also on a thread that has no [`Gate`]; and logs for new clients.
 //!
-//! A queue's log is mapped by its client, and stays mapped for as long as that likes. So a queue that goes from one program to
-//! another gets a new log: the old one's owner could otherwise let packets land that the new one has posted nothing for (I6).
+//! A queue's log is mapped by its client, and stays mapped for as long as that likes. So a queue that goes from one
+//! program to another gets a new log: the old one's owner could otherwise let packets land that the new one has posted
+//! nothing for (I6).
 
 use std::fmt;
 use std::io;
@@ -61,9 +62,9 @@ impl Quiesce {
 
     /// Waits, for tens of milliseconds, until no CPU is inside the gate that was there before.
     ///
-    /// It waits for an RCU grace period: XDP programs run inside a read-side section of it, redirect included. The kernel waits
-    /// for one whenever a map in a map is replaced (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); membarrier would do
-    /// the same but is missing where a CPU runs without a tick.
+    /// It waits for an RCU grace period: XDP programs run inside a read-side section of it, redirect included. The
+    /// kernel waits for one whenever a map in a map is replaced (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`);
+    /// membarrier would do the same but is missing where a CPU runs without a tick.
     ///
     /// # Errors
     /// What bpf(2) says; none are expected.
@@ -78,8 +79,9 @@ impl Quiesce {
 }
 
 impl Gate {
-    /// Begins what [`Gate::quiesce`] does, so that another thread can wait: for the rows of `queue` that are closed by now, and
-    /// where its program left the queue ([`Gate::vacate`]) or it never had a log, for a new one. One at a time for a queue.
+    /// Begins what [`Gate::quiesce`] does, so that another thread can wait: for the rows of `queue` that are closed by
+    /// now, and where its program left the queue ([`Gate::vacate`]) or it never had a log, for a new one. One at a time
+    /// for a queue.
     ///
     /// # Errors
     /// [`GateError::Quiescing`] where the last one was not finished; a descriptor or map that cannot be had.
@@ -118,7 +120,8 @@ impl Gate {
         self.progress.waiting &= !(1 << queue);
         self.closing[queue as usize] &= !quiet.rows;
         if let Some(log) = quiet.new {
-            // Positions of a log begin at 0. Relaxed: the queue has no role, and no CPU is inside the gate with an old one.
+            // Positions of a log begin at 0. Relaxed: the queue has no role, and no CPU is inside the gate with an old
+            // one.
             let accepted = channel_offset(queue) + offset_of!(ChannelRow, accepted);
             self.channels.store_u64(accepted, 0, Ordering::Relaxed);
             let old = self.channel_logs[queue as usize].replace(log);
@@ -131,8 +134,9 @@ impl Gate {
         Ok(())
     }
 
-    /// Waits until no CPU is inside the gate with a session that was closed before (I4): afterwards the log does not grow by
-    /// it, and what is in it has its RX descriptor or was dropped and counted by the kernel. Takes tens of milliseconds.
+    /// Waits until no CPU is inside the gate with a session that was closed before (I4): afterwards the log does not
+    /// grow by it, and what is in it has its RX descriptor or was dropped and counted by the kernel. Takes tens of
+    /// milliseconds.
     pub fn quiesce(&mut self, queue: u32) -> Result<(), GateError> {
         check(queue)?;
         // Without a log it never had a role, so no session could be open.
@@ -142,8 +146,8 @@ impl Gate {
         self.renew(queue)
     }
 
-    /// Takes a queue from its program: closes its sessions, takes role, port and XSK away. It has no log until it is quiet
-    /// ([`Gate::start_quiesce`]); who maps the old one reaches nothing with it then. Does not wait.
+    /// Takes a queue from its program: closes its sessions, takes role, port and XSK away. It has no log until it is
+    /// quiet ([`Gate::start_quiesce`]); who maps the old one reaches nothing with it then. Does not wait.
     ///
     /// # Errors
     /// [`GateError::NoQueue`], or a map that cannot be changed.
@@ -156,7 +160,8 @@ impl Gate {
         self.unregister_xsk(queue)
     }
 
-    /// Whether a queue without a role can have one at once: [`Gate::set_role`] waits for tens of milliseconds otherwise.
+    /// Whether a queue without a role can have one at once: [`Gate::set_role`] waits for tens of milliseconds
+    /// otherwise.
     pub fn is_ready(&self, queue: u32) -> bool {
         queue < QUEUES && !self.needs_log(queue)
     }

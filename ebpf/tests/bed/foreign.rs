@@ -39,7 +39,8 @@ impl Program {
         padded[..name.len()].copy_from_slice(name.as_bytes());
         let name = padded.map(u64::from);
         let half = |at: usize| (0..8).fold(0, |word, byte| word | name[at + byte] << (8 * byte));
-        // prog_type XDP, insn_cnt; insns; license; log; kern_version, prog_flags; prog_name; prog_ifindex, expected_attach_type
+        // prog_type XDP, insn_cnt; insns; license; log; kern_version, prog_flags; prog_name; prog_ifindex,
+        // expected_attach_type
         let mut load = [
             words(6, 2),
             instructions.as_ptr() as u64,

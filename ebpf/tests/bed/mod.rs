@@ -18,8 +18,8 @@ pub(crate) mod pair;
 pub(crate) mod random;
 pub(crate) mod xsk;
 
-/// Runs `test` in a fresh network namespace on a thread of its own; without the privilege for that, says so and skips, which
-/// is an error in CI.
+/// Runs `test` in a fresh network namespace on a thread of its own; without the privilege for that, says so and skips,
+/// which is an error in CI.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 {
@@ -67,8 +67,8 @@ pub(crate) fn ifindex(name: &str) -> u32 {
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-/// Attaches a gate where another one was just dropped. The kernel removes an unpinned link a moment after its last user went, and a child that
-/// another test is starting holds a copy of its descriptor until it runs its program.
+/// Attaches a gate where another one was just dropped. The kernel removes an unpinned link a moment after its last user
+/// went, and a child that another test is starting holds a copy of its descriptor until it runs its program.
 pub(crate) fn attach_once_free(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Gate {
     let start = Instant::now();
     loop {

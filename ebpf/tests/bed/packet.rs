@@ -1,4 +1,5 @@
-//! A packet builder of the tests' own: it shares no code with `lm-protocol`, so that the two check each other, and lets every field lie.
+//! A packet builder of the tests' own: it shares no code with `lm-protocol`, so that the two check each other, and lets
+//! every field lie.
 
 use std::net::Ipv4Addr;
 

@@ -55,7 +55,8 @@ pub(crate) fn ipfrag_session() -> SessionAdmission {
 }
 
 impl Pair {
-    /// A gate on a veth with four queues, and the model: queue 0 general, 1 landing, 2 and 3 without a role; XSKs on 0 and 1.
+    /// A gate on a veth with four queues, and the model: queue 0 general, 1 landing, 2 and 3 without a role; XSKs on 0
+    /// and 1.
     pub(crate) fn new(local_ip: Option<std::net::Ipv4Addr>) -> Pair {
         let queues = "numrxqueues 4 numtxqueues 4";
         ip(&format!(
@@ -146,7 +147,8 @@ impl Pair {
         self.model.set_xsk(queue, registered);
     }
 
-    /// Runs both on a frame that arrives on a queue with a role, and demands the same verdict, action, counters and log.
+    /// Runs both on a frame that arrives on a queue with a role, and demands the same verdict, action, counters and
+    /// log.
     pub(crate) fn run(&mut self, queue: u32, frame: &[u8]) -> Verdict {
         let (log, model_log) = match queue {
             LANDING => (&self.log, &self.model_log),

@@ -1,5 +1,5 @@
-//! Random steps for the gate and its model: a string of bytes becomes packets, sessions and posted frames. The differential test
-//! feeds it from seeds, the fuzz target from a fuzzer.
+//! Random steps for the gate and its model: a string of bytes becomes packets, sessions and posted frames. The
+//! differential test feeds it from seeds, the fuzz target from a fuzzer.
 
 use lm_ebpf::Verdict;
 use lm_protocol::geometry::Wire;

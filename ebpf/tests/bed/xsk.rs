@@ -1,4 +1,5 @@
-//! A bare AF_XDP socket for the tests: aligned frames, all of them in the fill ring, never given back. It shares no code with
+//! A bare AF_XDP socket for the tests: aligned frames, all of them in the fill ring, never given back. It shares no
+//! code with
 //! `lm-dataplane`, so that gate and rings are checked against the kernel alone (include/uapi/linux/if_xdp.h).
 
 use std::io;

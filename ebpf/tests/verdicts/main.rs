@@ -1,5 +1,5 @@
-//! Every branch of the gate, by `BPF_PROG_TEST_RUN`: each case runs through the gate and through the model, which must agree
-//! (`bed::pair`), and the verdict must be the one written here.
+//! Every branch of the gate, by `BPF_PROG_TEST_RUN`: each case runs through the gate and through the model, which must
+//! agree (`bed::pair`), and the verdict must be the one written here.
 
 #[path = "../bed/mod.rs"]
 mod bed;

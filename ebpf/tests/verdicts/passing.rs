@@ -48,7 +48,8 @@ fn what_is_not_ours_passes() {
             expect(&mut pair, LANDING, packet, PassForeign);
             expect(&mut pair, GENERAL, packet, PassForeign);
         }
-        // A VLAN's traffic is its own device's, and what the link shows to a promiscuous host or to all is not ours either.
+        // A VLAN's traffic is its own device's, and what the link shows to a promiscuous host or to all is not ours
+        // either.
         let fragment = Packet::ip_fragment(10, 0, true, 1480);
         let control = Packet {
             destination_port: CONTROL_PORT,
@@ -281,7 +282,8 @@ fn queues_without_a_role_pass_everything() {
 fn queues_beyond_the_maps_pass_and_count() {
     bed::in_namespace(|| {
         bed::ip(
-            "link add big0 address 2:0:0:0:0:2 numrxqueues 66 numtxqueues 66 type veth peer name big1 numrxqueues 66 numtxqueues 66",
+            "link add big0 address 2:0:0:0:0:2 numrxqueues 66 numtxqueues 66 type veth peer name big1 numrxqueues 66 \
+                numtxqueues 66",
         );
         bed::ip("link set big0 up");
         let ifindex = bed::ifindex("big0");

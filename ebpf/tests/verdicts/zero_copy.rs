@@ -33,7 +33,8 @@ fn a_zero_copy_general_queue_takes_what_is_allowed() {
     });
 }
 
-/// In zero-copy mode what lies in a frame may be anything by the time the gate runs: all of it goes to the socket, and is counted.
+/// In zero-copy mode what lies in a frame may be anything by the time the gate runs: all of it goes to the socket, and
+/// is counted.
 #[test]
 fn a_zero_copy_landing_queue_takes_everything_unread() {
     bed::in_namespace(|| {

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Behind a bridge the receive queue is the kernel's choice ([`switch`]), so each host has one landing queue, and
-//! everything for the host comes in on it: fragments land there, and the gate passes all else on to the kernel's sockets.
+//! everything for the host comes in on it: fragments land there, and the gate passes all else on to the kernel's
+//! sockets.
 
 use anyhow::{Result, ensure};
 

@@ -45,8 +45,9 @@ impl Daemons {
                 .and_then(|()| std::fs::set_permissions(folder, Permissions::from_mode(0o755)))
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        // The folder that programs are built in may be closed to other users. Copied by a process of its own: a program that another
-        // thread starts meanwhile would keep a file that we write open, and nobody can run one that is being written (ETXTBSY).
+        // The folder that programs are built in may be closed to other users. Copied by a process of its own: a program
+        // that another thread starts meanwhile would keep a file that we write open, and nobody can run one that is
+        // being written (ETXTBSY).
         let tools = ["lm-admissiond", "lm-bench", "lm-check", "lm-send", "lm-recv"];
         let copied = Command::new("cp")
             .args(tools.map(|tool| programs.path(tool)))
@@ -167,7 +168,8 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// So many hosts, and on each a daemon of these programs that answers, with its things in `folder`; none: without daemons.
+    /// So many hosts, and on each a daemon of these programs that answers, with its things in `folder`; none: without
+    /// daemons.
     pub fn new(programs: Option<&Programs>, folder: &Path, hosts: u32) -> Result<Ground> {
         let cluster = Cluster::new(&ClusterConfig {
             hosts,

@@ -144,8 +144,8 @@ fn card(interface: &str) -> Result<Ethtool> {
     Ethtool::named(interface).with_context(|| format!("cannot ask for {interface}"))
 }
 
-/// Whether a feature of that name lets several packets cross the stack as one: segmentation on the way out, receive coalescing on the way
-/// in.
+/// Whether a feature of that name lets several packets cross the stack as one: segmentation on the way out, receive
+/// coalescing on the way in.
 pub fn joins_packets(name: &str) -> bool {
     name.ends_with("-segmentation")
         || name.starts_with("tx-gso-")
@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn ports_are_read_from_the_kernels_table() {
-        let line = "  482: 020012C6:1C01 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1234 2 0 0";
+        let line = "  482: 020012C6:1C01 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1234 \
+            2 0 0";
         assert_eq!(local_port(line), Some(0x1c01));
         assert_eq!(local_port(""), None);
         assert_eq!(local_port("   sl  local_address rem_address"), None);

@@ -1,6 +1,7 @@
-//! Further links of a bed: veth pairs beside `lm0`, between the same two hosts and just as it, each with settings of its own. Link `n` is
-//! called `lm<n>` on both hosts, which have the addresses 198.18.n.1 and 198.18.n.2 on it. In a bed with a switch each link has a bridge of
-//! its own there, and the kernel chooses the queue that its packets come in on.
+//! Further links of a bed: veth pairs beside `lm0`, between the same two hosts and just as it, each with settings of
+//! its own. Link `n` is called `lm<n>` on both hosts, which have the addresses 198.18.n.1 and 198.18.n.2 on it. In a
+//! bed with a switch each link has a bridge of its own there, and the kernel chooses the queue that its packets come in
+//! on.
 
 use std::net::Ipv4Addr;
 

@@ -23,7 +23,8 @@ pub const RIGHT: &str = "right";
 /// No bed is kept longer.
 const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What the box does to packets: options of `lm-bench impair`. Each value is for both directions, or `X,Y`: left to right, right to left.
+/// What the box does to packets: options of `lm-bench impair`. Each value is for both directions, or `X,Y`: left to
+/// right, right to left.
 #[derive(Clone, Debug, Default)]
 pub struct Impairments(pub String);
 
@@ -33,8 +34,8 @@ impl Impairments {
         Impairments(format!("--loss {share} --seed {seed}"))
     }
 
-    /// Whether the box changes, keeps or copies packets. Then their checksums must be right when they reach it: where the
-    /// interface is to compute them, veth leaves them unfinished for ever.
+    /// Whether the box changes, keeps or copies packets. Then their checksums must be right when they reach it: where
+    /// the interface is to compute them, veth leaves them unfinished for ever.
     pub fn needs_checksums(&self) -> bool {
         let mut words = self.0.split_whitespace();
         words.any(|word| ["--corrupt", "--reorder", "--delay", "--rate"].contains(&word))

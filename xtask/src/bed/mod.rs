@@ -8,8 +8,8 @@
 //!  └───────────────────────────┘           └───────────────────────────┘
 //! ```
 //!
-//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders ([`switch`]), whose
-//! links may be slow ([`port`]).
+//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders
+//! ([`switch`]), whose links may be slow ([`port`]).
 //! Instead of the veth pair it may have two network cards that are connected outside ([`BedConfig::cards`]).
 //!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
@@ -107,9 +107,9 @@ pub struct BedConfig {
     pub queues: u32,
     /// Whether a box is between the hosts. Nothing passes until [`Bed::start_box`].
     pub with_box: bool,
-    /// Cores of the left and the right host's programs: the box does its work, and the kernel what follows from it, on the core
-    /// of the host that the packet goes to (receive packet steering), as an interrupt of that host's network card would. `None`:
-    /// on the core of whoever sent it.
+    /// Cores of the left and the right host's programs: the box does its work, and the kernel what follows from it, on
+    /// the core of the host that the packet goes to (receive packet steering), as an interrupt of that host's network
+    /// card would. `None`: on the core of whoever sent it.
     pub box_cores: Option<[usize; 2]>,
     /// `Some(n)`: a switch with `n` senders, the left host and others, and the right host as their receiver.
     pub senders: Option<u32>,
@@ -125,9 +125,9 @@ pub struct BedConfig {
     pub segmentation_offloads: bool,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
-    /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the queues that
-    /// they have. They come back under their names when the bed goes. With a box the first one is the box's, towards the right
-    /// host, and the left host has a veth to the box.
+    /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the
+    /// queues that they have. They come back under their names when the bed goes. With a box the first one is the
+    /// box's, towards the right host, and the left host has a veth to the box.
     pub cards: Option<[String; 2]>,
 }
 
@@ -287,7 +287,8 @@ impl Bed {
         Ok(bed)
     }
 
-    /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has one.
+    /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has
+    /// one.
     pub fn middle(&self) -> Option<&Host> {
         self.middle.as_ref()
     }
@@ -332,7 +333,8 @@ fn configure(host: &Host, config: &BedConfig) -> Result<()> {
     // IPv6 would send router solicitations and multicast reports of its own into every measurement.
     host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
         .ok();
-    // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured says anything about a network.
+    // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured says
+    // anything about a network.
     if !config.segmentation_offloads {
         host.switch_segmentation_offloads(false)?;
     }

@@ -1,12 +1,14 @@
-//! A switch as slow as a real one: the port towards the receiver has a rate and a buffer, and a cable comes from each host.
+//! A switch as slow as a real one: the port towards the receiver has a rate and a buffer, and a cable comes from each
+//! host.
 //!
 //! ```text
 //!   lm0 ── veth ── portN │ cableN: TBF on an IFB ─▶ bridge ─▶ port2: TBF │ ── veth ── lm0 of the receiver
 //! ```
 //!
-//! All of it stands behind the hosts' interfaces: what AF_XDP sends passes no queueing discipline of its own one. A token bucket (TBF) keeps a
-//! fixed rate. The port's buffer is a FIFO that drops its tail and knows no classes. A cable takes its time for each frame, and keeps so many
-//! that it loses none of a burst. What the port passes is measured ([`Bed::capacity`]): it is a little less than its rate says.
+//! All of it stands behind the hosts' interfaces: what AF_XDP sends passes no queueing discipline of its own one. A
+//! token bucket (TBF) keeps a fixed rate. The port's buffer is a FIFO that drops its tail and knows no classes. A cable
+//! takes its time for each frame, and keeps so many that it loses none of a burst. What the port passes is measured
+//! ([`Bed::capacity`]): it is a little less than its rate says.
 
 use std::net::UdpSocket;
 use std::str::FromStr;
@@ -22,7 +24,8 @@ use super::{Bed, BedConfig, Host, INTERFACE, ip, switch, until};
 
 /// Preamble, checksum and gap of a frame on the wire; `tc` counts none of them.
 const ON_WIRE_LEN: u64 = 24;
-/// What a bucket holds beside its tokens. With 1600 bytes in it, it passes 4 % less than its rate, with four frames 0.7 %.
+/// What a bucket holds beside its tokens. With 1600 bytes in it, it passes 4 % less than its rate, with four frames 0.7
+/// %.
 const BURST_FRAMES: u64 = 4;
 /// Frames that a cable keeps.
 const CABLE_FRAMES: u32 = 1000;
@@ -131,7 +134,8 @@ pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, config:
             lines.push(bucket(&cable, rate, CABLE_FRAMES));
             lines.push(format!("qdisc add dev {port} ingress"));
             lines.push(format!(
-                "filter add dev {port} parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev {cable}"
+                "filter add dev {port} parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev \
+                    {cable}"
             ));
         }
         ip::batch(Some(switch.name()), &devices)
@@ -185,7 +189,8 @@ impl Bed {
         Ok(passed)
     }
 
-    /// Sends so many datagrams a second, as long as a packet; those that were due while this host had no processor at once.
+    /// Sends so many datagrams a second, as long as a packet; those that were due while this host had no processor at
+    /// once.
     fn flood(&self, host: &Host, rate: f64, until: Instant) -> Result<()> {
         // Of this thread alone: like a host of its own, it waits for no other program.
         setpriority_process(None, -20)?;
@@ -236,8 +241,8 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Holds what the kernel of each sender sends to so many frames of full length a second, as one would by hand: HTB, with a queue of 50 ms,
-    /// packets of at most two segments, and nothing held of what is marked EF.
+    /// Holds what the kernel of each sender sends to so many frames of full length a second, as one would by hand: HTB,
+    /// with a queue of 50 ms, packets of at most two segments, and nothing held of what is marked EF.
     ///
     /// # Errors
     /// No port, or no HTB.
@@ -339,7 +344,8 @@ mod tests {
 
     #[test]
     fn drops_of_sockets_are_found_by_their_name() {
-        let snmp = "Ip: Forwarding\nIp: 2\nUdp: InDatagrams NoPorts RcvbufErrors SndbufErrors\nUdp: 7 0 3 1\nUdpLite: RcvbufErrors\nUdpLite: 9\n";
+        let snmp = "Ip: Forwarding\nIp: 2\nUdp: InDatagrams NoPorts RcvbufErrors SndbufErrors\nUdp: 7 0 3 1\nUdpLite: \
+            RcvbufErrors\nUdpLite: 9\n";
         assert_eq!(socket_drops(snmp), Some(3));
         assert_eq!(socket_drops("Udp: InDatagrams\nUdp: 7\n"), None);
     }

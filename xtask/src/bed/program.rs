@@ -77,7 +77,8 @@ impl Launch {
         self
     }
 
-    /// Gives the program's core to it before any other: `SCHED_FIFO`. A nice value counts among programs of one group, and ksoftirqd is in none.
+    /// Gives the program's core to it before any other: `SCHED_FIFO`. A nice value counts among programs of one group,
+    /// and ksoftirqd is in none.
     #[must_use]
     pub fn goes_first(mut self) -> Launch {
         self.goes_first = true;
@@ -415,7 +416,8 @@ impl Output {
     }
 }
 
-/// What a program writes to one of its streams: a file in memory, so that the program never waits for us, nor we for what it has started itself.
+/// What a program writes to one of its streams: a file in memory, so that the program never waits for us, nor we for
+/// what it has started itself.
 #[derive(Debug)]
 struct Said(File);
 

@@ -7,16 +7,20 @@
 //!                              │  │   bridge   port2 │───── lm0 198.18.0.2
 //! ```
 //!
-//! **Which queue a packet comes in on.** On a veth pair it is the transmit queue that it was sent on. Behind a bridge that is
-//! chosen anew, from what the packet remembers (`skb_tx_hash` in net/core/dev.c): what an XSK of the sender sent on queue
-//! `q ≥ 1` comes in on queue `q − 1` of the receiver, because the number counts as that of a receive queue by then, and what was
-//! sent on queue 0, or by a kernel socket, on one that a hash of the flow picks. LM's data, from queue 1, would come in on queue
-//! 0. Transmit packet steering (XPS) of the bridge's ports overrides that: everything for the receiver goes to its landing
+//! **Which queue a packet comes in on.** On a veth pair it is the transmit queue that it was sent on. Behind a bridge
+//! that is chosen anew, from what the packet remembers (`skb_tx_hash` in net/core/dev.c): what an XSK of the sender
+//! sent on queue
+//! `q ≥ 1` comes in on queue `q − 1` of the receiver, because the number counts as that of a receive queue by then, and
+//! what was sent on queue 0, or by a kernel socket, on one that a hash of the flow picks. LM's data, from queue 1,
+//! would come in on queue
+//! 0. Transmit packet steering (XPS) of the bridge's ports overrides that: everything for the receiver goes to its
+//!    landing
 //! queue, as the rule of a network card (`ethtool -N`) would have it, and everything for a sender to its general queue.
 //!
-//! **No firewall.** With `br_netfilter` a bridge shows every packet to iptables, and takes it from its socket before that
-//! (`setup_pre_routing` in net/bridge/br_netfilter_hooks.c). An XSK's completions then come when the packet reaches the bridge, not when
-//! it has left the receiver's ring, and no longer bound what lies in that: it overflows now and then, and fragments take the one-copy path.
+//! **No firewall.** With `br_netfilter` a bridge shows every packet to iptables, and takes it from its socket before
+//! that (`setup_pre_routing` in net/bridge/br_netfilter_hooks.c). An XSK's completions then come when the packet
+//! reaches the bridge, not when it has left the receiver's ring, and no longer bound what lies in that: it overflows
+//! now and then, and fragments take the one-copy path.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -58,8 +62,8 @@ pub(super) fn port_of(host: &Host) -> String {
     format!("port{}", host.address().octets()[3])
 }
 
-/// Joins the ports to a bridge, once the links are there, and steers what goes to each host to the receive queue beside it; where
-/// none is, the kernel chooses.
+/// Joins the ports to a bridge, once the links are there, and steers what goes to each host to the receive queue beside
+/// it; where none is, the kernel chooses.
 pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result<()> {
     switch
         .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
@@ -89,8 +93,8 @@ pub(super) fn steer(switch: &Host, host: &Host, queue: u32) -> Result<()> {
     })
 }
 
-/// Waits until the bridge forwards what comes in on every port, which it does when the kernel has looked at the port's carrier: up to a second
-/// after both ends are up.
+/// Waits until the bridge forwards what comes in on every port, which it does when the kernel has looked at the port's
+/// carrier: up to a second after both ends are up.
 pub(super) fn await_forwarding(switch: &Host, hosts: &[&Host]) -> Result<()> {
     // BR_STATE_FORWARDING in linux/if_bridge.h
     const FORWARDING: &str = "3";
@@ -120,7 +124,8 @@ pub(super) fn bridge(switch: &Host, name: &str, ports: &[String]) -> Result<()> 
     ip::batch(Some(switch.name()), &commands).context("cannot make the bridge")
 }
 
-/// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to every port.
+/// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to
+/// every port.
 pub(super) fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
     for (hosts, neighbours) in [(some, others), (others, some)] {
         let lines = neighbours.iter().map(|of| {

@@ -13,8 +13,8 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    /// Something that goes with the bed, after what was kept before. Registered before it exists: what is registered and was never made is
-    /// harmless to remove.
+    /// Something that goes with the bed, after what was kept before. Registered before it exists: what is registered
+    /// and was never made is harmless to remove.
     pub(super) fn keep(&mut self, leftover: Leftover) -> Result<()> {
         self.kept.push(leftovers::register(leftover)?);
         Ok(())

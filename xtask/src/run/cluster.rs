@@ -17,7 +17,8 @@ use crate::workspace::Programs;
 
 /// Length of messages unless another one is wanted.
 const MESSAGE_LEN: u64 = 64 << 10;
-/// Sessions may wait for others, and the last messages for their confirmation, on a machine that is busy with all hosts.
+/// Sessions may wait for others, and the last messages for their confirmation, on a machine that is busy with all
+/// hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What each host's program does.
@@ -103,7 +104,8 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
     let pairs = check(&reports)?;
     println!("\n{}", table(&reports)?);
     println!(
-        "checked    every byte of {} messages, and that each of {pairs} pairs delivered what its sender counts as delivered",
+        "checked    every byte of {} messages, and that each of {pairs} pairs delivered what its sender counts as \
+            delivered",
         sum(&reports, "from", "messages")
     );
     Ok(json!({

@@ -25,8 +25,8 @@ use crate::{content, workspace};
 ///
 /// With --interface and --peer: the same to another machine; says what to start there at each step.
 ///
-/// With --hosts N: makes a cluster of N hosts on one switch with an admission daemon each, on which a program of every host sends to every
-/// other one at once, without privileges; compares every byte of every message, and prints a table.
+/// With --hosts N: makes a cluster of N hosts on one switch with an admission daemon each, on which a program of every
+/// host sends to every other one at once, without privileges; compares every byte of every message, and prints a table.
 ///
 /// With --wire ipfrag: LM sends plain IP fragments, and an ordinary UDP socket on a host without LM receives them.
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,8 @@ pub struct Arguments {
     /// Packets on the wire: LM's own, or IP fragments as in the paper.
     #[arg(long, value_enum, default_value_t = Wire::Lm)]
     wire: Wire,
-    /// Length of the messages that carry the file [default: what lm-send takes], or that the hosts of a cluster send [default: 64K]
+    /// Length of the messages that carry the file [default: what lm-send takes], or that the hosts of a cluster send
+    /// [default: 64K]
     #[arg(long)]
     message_size: Option<ByteSize>,
     /// How often each figure of the table is measured.
@@ -95,7 +96,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         (Some(interface), Some(peer), Wire::Lm) => two_machines::run(arguments, interface, peer, &programs)?,
         (Some(_), Some(_), Wire::Ipfrag) => {
             bail!(
-                "--wire ipfrag between two machines needs no demonstration: start any UDP receiver on the peer and run lm-send --wire ipfrag"
+                "--wire ipfrag between two machines needs no demonstration: start any UDP receiver on the peer and \
+                    run lm-send --wire ipfrag"
             )
         }
         (_, _, Wire::Ipfrag) => interoperate::run(arguments, &programs)?,
@@ -144,7 +146,8 @@ impl Content {
         if received != self.sha256 {
             let len = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
             bail!(
-                "the file that arrived is not the one that was sent: {len} of {} bytes, SHA-256 {received} instead of {}",
+                "the file that arrived is not the one that was sent: {len} of {} bytes, SHA-256 {received} instead of \
+                    {}",
                 self.len,
                 self.sha256
             );
@@ -178,7 +181,8 @@ fn send_options(arguments: &Arguments) -> Vec<String> {
 fn transfer_line(report: &Value) -> String {
     let number = |name: &str| report[name].as_f64().unwrap_or(f64::NAN);
     format!(
-        "{} messages in {:.3} s, {:.2} Gbit/s with reading and writing the file, mode {}, {} bytes copied by user space",
+        "{} messages in {:.3} s, {:.2} Gbit/s with reading and writing the file, mode {}, {} bytes copied by user \
+            space",
         report["messages"],
         number("seconds"),
         number("gbit_per_s"),

@@ -1,8 +1,8 @@
 //! `cargo xtask soak --cluster`: all to all, while daemons and programs are killed and started again.
 //!
-//! Every second one of them is killed, without a chance to say anything. Programs tell of a wrong message at once, so that nothing that a
-//! killed one saw is forgotten. At the end all that live have reached each other again, and when the programs have gone nothing may be
-//! left: no session, no place in a gate, no descriptor, no memory.
+//! Every second one of them is killed, without a chance to say anything. Programs tell of a wrong message at once, so
+//! that nothing that a killed one saw is forgotten. At the end all that live have reached each other again, and when
+//! the programs have gone nothing may be left: no session, no place in a gate, no descriptor, no memory.
 
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,8 @@ pub(super) fn run(trouble: &Trouble) -> Result<()> {
     let reports = life.finish()?;
     let busy = sizes(&life.ground)?;
     println!(
-        "killed     {} daemons and {} programs; {} messages delivered to programs that lived to the end, in {} sessions",
+        "killed     {} daemons and {} programs; {} messages delivered to programs that lived to the end, in {} \
+            sessions",
         life.killed[0],
         life.killed[1],
         sum(&reports, "from", "messages"),

@@ -1,5 +1,5 @@
-//! `cargo xtask soak --kernel N`: the same questions to the real kernel. Two hosts with the impairment box between them, real
-//! gate, rings and sockets.
+//! `cargo xtask soak --kernel N`: the same questions to the real kernel. Two hosts with the impairment box between
+//! them, real gate, rings and sockets.
 //!
 //! ```text
 //!   lm-check messages --to ── lm0 ═══ impairment box ═══ lm0 ── lm-check messages
@@ -8,8 +8,8 @@
 //!                                                 judge
 //! ```
 //!
-//! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here only their
-//! letters for each message and everybody's counters are compared.
+//! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here
+//! only their letters for each message and everybody's counters are compared.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use crate::workspace::Programs;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Programs that do not end by themselves are killed.
 const TIME_LIMIT: Duration = Duration::from_secs(40);
-/// Queues of the hosts' interfaces. In generic mode what is sent on one arrives on that before it, and landing queues are
-/// never the first.
+/// Queues of the hosts' interfaces. In generic mode what is sent on one arrives on that before it, and landing queues
+/// are never the first.
 const QUEUES: u32 = 3;
 /// Bytes of all messages of a run together, about.
 const RUN_LEN: u64 = 6 << 20;
@@ -112,8 +112,8 @@ impl Plan {
         add("rate", rate);
         let impairments = Impairments(options);
         let in_flight = 1 + dice.roll(64);
-        // What the box's program redirects, a generic program never sees (netif_receive_generic_xdp in net/core/dev.c); what
-        // goes through the box's sockets it does.
+        // What the box's program redirects, a generic program never sees (netif_receive_generic_xdp in net/core/dev.c);
+        // what goes through the box's sockets it does.
         let mode = match is_by_user_space {
             true => dice.pick(&["copy", "generic"]),
             false => "copy",
@@ -322,8 +322,8 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         redirected,
         taken,
     )?;
-    // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are no
-    // packets; those that were discarded were not taken.
+    // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are
+    // no packets; those that were discarded were not taken.
     const TAKEN: [&str; 5] = [
         "landing_packets",
         "general_packets",
@@ -396,7 +396,8 @@ mod tests {
             "data_packets_sent": 40, "fragments_resent": 2}});
         let received = json!({"fates": "wpi", "faults": [], "read": {"early_bytes": 0},
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
-            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2, "landing_heard": 0,
+            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1,
+                "control_packets": 2, "landing_heard": 0,
                 "packets_used": 9, "challenged": 1, "fragments_delivered": 32},
             "gate": {"gate_redirect_landing": 35, "gate_redirect_general": 9, "gate_pass_order": 2}});
         let direction = json!({"received": 50, "duplicated": 1, "sent": 46, "lost": 4, "queue_full": 0,

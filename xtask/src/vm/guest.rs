@@ -203,7 +203,8 @@ fn of_command(output: &Output) -> (Outcome, Value, String) {
     (outcome, json!({"exit_code": output.status.code()}), text)
 }
 
-/// A check prints its report as JSON, `{"skipped": WHY}` for one that cannot be here, and any other error on standard error.
+/// A check prints its report as JSON, `{"skipped": WHY}` for one that cannot be here, and any other error on standard
+/// error.
 fn of_check(output: &Output) -> (Outcome, Value, String) {
     if !output.status.success() {
         return (Outcome::Failed, Value::Null, output.stderr.clone());
@@ -252,7 +253,8 @@ pub struct Card {
     pub rx_queues: usize,
 }
 
-/// The network cards in this process's namespace, by Ethernet address; virtual interfaces have no driver and are no cards.
+/// The network cards in this process's namespace, by Ethernet address; virtual interfaces have no driver and are no
+/// cards.
 pub fn all_cards() -> Vec<Card> {
     let Ok(entries) = std::fs::read_dir("/sys/class/net") else {
         return Vec::new();
@@ -329,7 +331,8 @@ mod tests {
 
     #[test]
     fn a_module_is_found_where_it_lies() {
-        let modules = "net_failover 24576 1 virtio_net, Live 0xffffffffc0200000\nvirtio_net 147456 0 - Live 0xffffffffc0210000\n";
+        let modules = "net_failover 24576 1 virtio_net, Live 0xffffffffc0200000\nvirtio_net 147456 0 - Live \
+            0xffffffffc0210000\n";
         let (address, len) = place_of_module(modules, "virtio_net").unwrap();
         assert_eq!((address, len), (0xffff_ffff_c021_0000, 147_456));
         assert!(qemu::is_kept_zero(address, len));

@@ -1,9 +1,11 @@
 #!/bin/sh
-# What the guest runs: our own programs, as this machine builds them, Debian's `ip`, `tc`, `ethtool` and busybox, and the kernel modules
-# whose files stand on standard input, one a line. All of it is put into the folder ROOT, as it shall lie in the guest, beside what is
-# there already, and busybox packs that for the kernel: the same files make the same bytes.
+# What the guest runs: our own programs, as this machine builds them, Debian's `ip`, `tc`, `ethtool` and busybox, and
+# the kernel modules whose files stand on standard input, one a line. All of it is put into the folder ROOT, as it shall
+# lie in the guest, beside what is there already, and busybox packs that for the kernel: the same files make the same
+# bytes.
 #
-# Usage: image.sh ROOT TOOLS PROGRAMS ARCHIVE TEST…: Debian's programs are in TOOLS, ours in PROGRAMS, the tests' go to /tests.
+# Usage: image.sh ROOT TOOLS PROGRAMS ARCHIVE TEST…: Debian's programs are in TOOLS, ours in PROGRAMS, the tests' go to
+# /tests.
 set -eu
 root=$1 tools=$2 programs=$3 archive=$4
 shift 4
@@ -17,14 +19,15 @@ loader() {
     done | head -n 1
 }
 
-# The libraries of a program that is linked with those below a folder: lines of `NAME => PATH (ADDRESS)`. What has no path is the
-# kernel's or the loader itself. A program that is linked statically has none.
+# The libraries of a program that is linked with those below a folder: lines of `NAME => PATH (ADDRESS)`. What has no
+# path is the kernel's or the loader itself. A program that is linked statically has none.
 needs() {
     "$(loader "$1")" --library-path "$1/$libraries" --list "$2" 2>/dev/null |
         sed -n 's/^[[:space:]]*[^/]* => \(.*\) (0x[0-9a-f]*)$/\1/p'
 }
 
-# A program of this machine, stripped of its line tables, which are most of it, and which the emulated machine would have to unpack.
+# A program of this machine, stripped of its line tables, which are most of it, and which the emulated machine would
+# have to unpack.
 ours() {
     needs "" "$2" | while read -r library; do
         cp -L "$library" "$root/$libraries"
@@ -38,7 +41,8 @@ tool() {
     done | head -n 1
 }
 
-# A program of Debian's under a path, started by Debian's loader with Debian's libraries, which may be newer than this machine's or older.
+# A program of Debian's under a path, started by Debian's loader with Debian's libraries, which may be newer than this
+# machine's or older.
 debians() {
     needs "$tools" "$(tool "$2")" | while read -r library; do
         cp -L "$library" "$root/$debian/lib"

@@ -13,7 +13,8 @@ use super::protocol::{Ended, Event, Lines, Outcome, Task, tail};
 use super::qemu::{Clock, MachineConfig, Qemu};
 use crate::bed::{Lone, Program};
 
-/// From QEMU's start until the guest's first line. Six seconds on an idle machine, several times as long where instructions are counted.
+/// From QEMU's start until the guest's first line. Six seconds on an idle machine, several times as long where
+/// instructions are counted.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// From the guest's last line until QEMU has ended, and on top of a task's own limit.
 const GRACE: Duration = Duration::from_secs(20);
@@ -107,8 +108,8 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// A namespace with two taps on a bridge, which give a virtio-net device several queues. Without root QEMU joins the devices
-    /// itself, with one queue each.
+    /// A namespace with two taps on a bridge, which give a virtio-net device several queues. Without root QEMU joins
+    /// the devices itself, with one queue each.
     fn network(&self) -> Result<Option<Lone>> {
         if self.hub || !self.devices.contains(&Device::VirtioNet) {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! `cargo xtask vm`: unmodified NIC drivers in a virtual machine under software emulation, for what a veth pair cannot show.
+//! `cargo xtask vm`: unmodified NIC drivers in a virtual machine under software emulation, for what a veth pair cannot
+//! show.
 //!
 //! ```text
 //!   this machine                                       the guest (Debian's kernel, TCG)
@@ -47,10 +48,10 @@ use crate::workspace::target_dir;
 ///
 /// Without names it runs those of the machine itself; --all and --short run the others.
 ///
-/// Fetches the kernel (trixie-backports), QEMU and tools that are pinned in xtask/src/vm/packages.lock from Debian's packages with the
-/// ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Boots the tools under QEMU's software emulation
-/// with two igb and two virtio-net cards, runs the checks inside and brings the results back. Without root virtio-net has one
-/// queue instead of two.
+/// Fetches the kernel (trixie-backports), QEMU and tools that are pinned in xtask/src/vm/packages.lock from Debian's
+/// packages with the ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else
+/// ~/.cache/lm-vm. Boots the tools under QEMU's software emulation with two igb and two virtio-net cards, runs the
+/// checks inside and brings the results back. Without root virtio-net has one queue instead of two.
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -60,7 +61,8 @@ EXAMPLES
   cargo xtask vm --run 'ethtool -i eth0'      a command line in the guest
   cargo xtask vm --with target/…/my_test --run '/tests/my_test'
 
-A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]
+A guest that panics or hangs is reported with the check that ran and its console's last words;
+--console FILE keeps it all.")]
 pub struct Arguments {
     #[command(flatten)]
     choice: Choice,
@@ -70,7 +72,8 @@ pub struct Arguments {
     /// Show the checks and end.
     #[arg(long)]
     list: bool,
-    /// Run a command line of the guest's shell instead of checks and show the last 128 KiB of what it says; may be repeated.
+    /// Run a command line of the guest's shell instead of checks and show the last 128 KiB of what it says; may be
+    /// repeated.
     #[arg(long, value_name = "COMMAND", conflicts_with = "checks")]
     run: Vec<String>,
     /// Seconds that each --run may take.
@@ -254,8 +257,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     verdict(&report, &tasks)
 }
 
-/// Measures rows of one kind of cards, with these programs in the guest's /tests/; what the machine said, and what is known of it, as result files
-/// have it.
+/// Measures rows of one kind of cards, with these programs in the guest's /tests/; what the machine said, and what is
+/// known of it, as result files have it.
 pub(crate) fn measure(choice: Choice, rows: &[Row], with: Vec<PathBuf>) -> Result<(Report, Value)> {
     watch_signals()?;
     let task = |row: &Row| Task {
@@ -409,8 +412,8 @@ fn listing(selected: &[Selected]) -> String {
     selected.iter().map(line).collect()
 }
 
-/// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass and the
-/// figures of those that measure.
+/// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass
+/// and the figures of those that measure.
 fn shown(report: &Report, of_commands: bool) -> String {
     if of_commands {
         let lines = report.ended.iter().flat_map(|ended| ended.output.lines());

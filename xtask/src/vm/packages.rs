@@ -1,4 +1,5 @@
-//! Kernel, QEMU and the guest's tools, which `packages.sh` fetches and unpacks, and the archive that `image.sh` makes for the guest.
+//! Kernel, QEMU and the guest's tools, which `packages.sh` fetches and unpacks, and the archive that `image.sh` makes
+//! for the guest.
 
 use std::fmt;
 use std::io::Write as _;
@@ -22,7 +23,8 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian
 const PARTS: [&str; 3] = ["tools", "qemu", "kernel"];
 /// What `packages.sh` ends with where the packages cannot be had.
 const LACKING: i32 = 3;
-/// Modules that the checks and the tools use where the kernel has them: a bed's bridge, queueing disciplines, the impairment box.
+/// Modules that the checks and the tools use where the kernel has them: a bed's bridge, queueing disciplines, the
+/// impairment box.
 const USEFUL: [&str; 6] = ["bridge", "tun", "dummy", "sch_ingress", "cls_bpf", "act_bpf"];
 
 /// What the machine cannot be had without, with the remedy: a reason to skip, not a defect.
@@ -37,8 +39,8 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// The folder with the parts, unpacked: `$LM_VM_CACHE`, else `$XDG_CACHE_HOME/lm-vm`, else `~/.cache/lm-vm`. With `refresh` the newest
-/// packages are pinned before.
+/// The folder with the parts, unpacked: `$LM_VM_CACHE`, else `$XDG_CACHE_HOME/lm-vm`, else `~/.cache/lm-vm`. With
+/// `refresh` the newest packages are pinned before.
 pub(super) fn unpacked(refresh: bool) -> Result<PathBuf> {
     let cache = folder(|name| std::env::var_os(name).map(PathBuf::from)).context(
         "no folder to keep packages in: neither LM_VM_CACHE nor XDG_CACHE_HOME nor HOME is set; set LM_VM_CACHE",
@@ -80,7 +82,8 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| Some(set("HOME")?.join(".cache/lm-vm")))
 }
 
-/// Which builds of our programs the guest gets. Optimised ones: in software emulation others fall behind their own traffic.
+/// Which builds of our programs the guest gets. Optimised ones: in software emulation others fall behind their own
+/// traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Build {
     /// The engine as it is released, with what `cargo xtask bench instructions` builds, too.
@@ -113,8 +116,8 @@ pub(super) fn kernel(cache: &Path) -> Result<PathBuf> {
     first.with_context(|| format!("{} has no kernel", folder.display()))
 }
 
-/// The files of modules and of those they need, each after what it needs, by depmod's `modules.dep` in a kernel's folder. What the list
-/// has not may be built in: the check of the devices knows better.
+/// The files of modules and of those they need, each after what it needs, by depmod's `modules.dep` in a kernel's
+/// folder. What the list has not may be built in: the check of the devices knows better.
 pub(super) fn load_order(folder: &Path, required: &[&str]) -> Result<Vec<PathBuf>> {
     let list = folder.join("modules.dep");
     let list = std::fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Kernel, QEMU and the guest's tools from Debian's packages, by the ordinary `apt-get` with a state of its own: nothing is installed, and
-# the machine's own package state is neither read nor written. What is in the cache is not fetched again, and each use compares it with
-# the pins: a run on another kernel or another emulator would count other instructions and have other faults, so that they change by a
-# commit and no other way.
+# Kernel, QEMU and the guest's tools from Debian's packages, by the ordinary `apt-get` with a state of its own: nothing
+# is installed, and the machine's own package state is neither read nor written. What is in the cache is not fetched
+# again, and each use compares it with the pins: a run on another kernel or another emulator would count other
+# instructions and have other faults, so that they change by a commit and no other way.
 #
 #   CACHE/apt/…       lists, sources and settings of apt
 #   CACHE/debs/…      the pinned packages
@@ -11,8 +11,8 @@
 #   CACHE/tools/…     busybox, dash, iproute2, ethtool, likewise
 #   CACHE/PART.seal   what a part was unpacked from, and the digest of all that lies there
 #
-# Usage: packages.sh CACHE LOCK SOURCES PART… | --refresh. Exit code 3: the packages cannot be had here; why, with the remedy, is the
-# one line on standard output. So is any other error (exit code 1).
+# Usage: packages.sh CACHE LOCK SOURCES PART… | --refresh. Exit code 3: the packages cannot be had here; why, with the
+# remedy, is the one line on standard output. So is any other error (exit code 1).
 set -eu
 cache=$1 lock=$2 sources=$3
 shift 3
@@ -64,7 +64,8 @@ lists() {
         ;;
     esac
     mkdir -p "$cache/apt/lists/partial" "$cache/apt/archives/partial" "$cache/apt/state"
-    # Read after the machine's own settings, of which proxies are worth keeping and commands that follow an update are not.
+    # Read after the machine's own settings, of which proxies are worth keeping and commands that follow an update are
+    # not.
     cat >"$cache/apt/apt.conf" <<END
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -117,7 +118,7 @@ fetch() {
     for file in $missing; do
         sha256=$(awk -v file="$file" '$1 == file { print $2 }' "$new/pins")
         echo "$sha256  $file" | sha256sum --check --status ||
-            wrong "the mirror's $file has another SHA-256 than is pinned; see who changed it, and pin it anew: --refresh"
+            wrong "the mirror's $file has another SHA-256 than is pinned; see what changed it, pin it anew: --refresh"
         mv "$file" "$cache/debs/$file"
     done
     cd "$cache"
@@ -159,7 +160,8 @@ unpack() {
     seal "$1" >"$cache/$1.seal"
 }
 
-# Pins what the mirror has now for a part. Of the kernel's packages those of its release, and not what it needs when it is installed.
+# Pins what the mirror has now for a part. Of the kernel's packages those of its release, and not what it needs when it
+# is installed.
 pin() {
     part=$1
     shift

@@ -59,7 +59,8 @@ impl Mirror {
         std::fs::create_dir_all(tree.join("usr/bin")).unwrap();
         std::fs::write(tree.join("usr/bin").join(name), content).unwrap();
         let control = format!(
-            "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\nDescription: a test\n"
+            "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: nobody \
+                <nobody@localhost>\nDescription: a test\n"
         );
         std::fs::write(tree.join("DEBIAN/control"), &control).unwrap();
         let name = format!("{name}_{}_amd64.deb", version.replace(':', "%3a"));

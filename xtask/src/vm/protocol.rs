@@ -1,4 +1,5 @@
-//! What the host tells the guest to do, and what the guest says of it: a plan in the initramfs, lines of JSON on a serial port.
+//! What the host tells the guest to do, and what the guest says of it: a plan in the initramfs, lines of JSON on a
+//! serial port.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::devices::Device;
 use crate::bed::Launch;
 
-/// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests' own.
+/// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests'
+/// own.
 pub const HUGE_PAGES: u32 = 160;
 /// Where Debian has its libraries.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -86,8 +87,8 @@ pub enum Clock {
     /// This machine's.
     #[default]
     Real,
-    /// Two nanoseconds for each instruction, of whichever processor, kernel included. Where all processors are idle it jumps to the next timer.
-    /// What this machine does meanwhile is not seen.
+    /// Two nanoseconds for each instruction, of whichever processor, kernel included. Where all processors are idle it
+    /// jumps to the next timer. What this machine does meanwhile is not seen.
     Instructions,
 }
 
@@ -100,8 +101,8 @@ impl Clock {
         }
     }
 
-    /// Of virtio-net cards that QEMU joins: what is handed over by threads and bottom halves of QEMU's has the host's time. Without, a doorbell is
-    /// heard at once, and packets leave two microseconds later by the guest's own clock.
+    /// Of virtio-net cards that QEMU joins: what is handed over by threads and bottom halves of QEMU's has the host's
+    /// time. Without, a doorbell is heard at once, and packets leave two microseconds later by the guest's own clock.
     const fn virtio_options(self) -> &'static str {
         match self {
             Clock::Real => "",
@@ -120,7 +121,8 @@ impl MachineConfig<'_> {
         add("-accel", accelerator.to_owned());
         if let Some(count) = count {
             add("-icount", count.to_owned());
-            // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of day.
+            // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of
+            // day.
             add("-seed", "1".to_owned());
             add("-rtc", "base=2026-01-01,clock=vm".to_owned());
         }
@@ -157,10 +159,12 @@ impl MachineConfig<'_> {
                                 add(
                                     "-netdev",
                                     format!(
-                                        "tap,id={id},ifname={tap},script=no,downscript=no,vhost=off,queues={VIRTIO_QUEUES}"
+                                        "tap,id={id},ifname={tap},script=no,downscript=no,vhost=off,\
+                                         queues={VIRTIO_QUEUES}"
                                     ),
                                 );
-                                // Two vectors a queue pair, one for the control queue, one for changes of the configuration.
+                                // Two vectors a queue pair, one for the control queue, one for changes of the
+                                // configuration.
                                 format!(
                                     ",mq=on,rss=on,rx_queue_size=1024,vectors={}",
                                     2 * VIRTIO_QUEUES + 2
@@ -188,8 +192,8 @@ impl MachineConfig<'_> {
 /// Zero-copy needs the DMA interface, which is modern virtio.
 const VIRTIO: &str = "iommu_platform=on,disable-legacy=on";
 
-/// XDP needs packets as they are: one buffer each, nothing joined, no checksum left to others. With a single segmentation offload of the guest's
-/// left on, drivers/net/virtio_net.c has "big packets", and binding is `ENOENT`.
+/// XDP needs packets as they are: one buffer each, nothing joined, no checksum left to others. With a single
+/// segmentation offload of the guest's left on, drivers/net/virtio_net.c has "big packets", and binding is `ENOENT`.
 const NO_OFFLOADS: &str = ",ctrl_guest_offloads=on,mrg_rxbuf=off,\
     csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,host_uso=off,\
     guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_uso4=off,guest_uso6=off";
@@ -198,9 +202,10 @@ const NO_OFFLOADS: &str = ",ctrl_guest_offloads=on,mrg_rxbuf=off,\
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// Physical memory that is kept out of use, so that it is zero: where and how much, in bytes.
 ///
-/// drivers/net/virtio_net.c (Linux 6.13 to 7.3) maps the header of AF_XDP's zero-copy packets by `virt_to_page` of a static variable.
-/// In a module, which lies in memory of its own, that is some other page, whose bytes the device takes for the header; unless they pass
-/// for one, the tap refuses each packet (`EINVAL` of tun_get_user, counted nowhere). Without KASLR it is a page of this memory.
+/// drivers/net/virtio_net.c (Linux 6.13 to 7.3) maps the header of AF_XDP's zero-copy packets by `virt_to_page` of a
+/// static variable. In a module, which lies in memory of its own, that is some other page, whose bytes the device takes
+/// for the header; unless they pass for one, the tap refuses each packet (`EINVAL` of tun_get_user, counted nowhere).
+/// Without KASLR it is a page of this memory.
 const KEPT_ZERO: (u64, u64) = (1 << 30, 64 << 20);
 
 /// Whether that memory is where the device looks for what a module has at this address.
@@ -210,8 +215,9 @@ pub fn is_kept_zero(address: u64, len: u64) -> bool {
     physical >= start && physical.saturating_add(len) <= start + kept
 }
 
-/// The console is the first serial port; a panic ends QEMU (`panic=-1` restarts at once, `-no-reboot` ends instead), and so does
-/// an oops, after which no result could be trusted. `PATH` becomes part of the environment of the guest's first process.
+/// The console is the first serial port; a panic ends QEMU (`panic=-1` restarts at once, `-no-reboot` ends instead),
+/// and so does an oops, after which no result could be trusted. `PATH` becomes part of the environment of the guest's
+/// first process.
 fn kernel_command_line(clock: Clock) -> String {
     let (start, kept) = KEPT_ZERO;
     // Where programs lie decides how often their pages and cache lines meet.
@@ -220,7 +226,8 @@ fn kernel_command_line(clock: Clock) -> String {
         Clock::Instructions => "norandmaps ",
     };
     format!(
-        "{same}console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr memmap={kept:#x}${start:#x} \
+        "{same}console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr \
+            memmap={kept:#x}${start:#x} \
          hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
     )
 }

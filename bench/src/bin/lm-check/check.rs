@@ -1,8 +1,9 @@
-//! A stream whose every byte both sides know from a seed: the receiver compares each message with what must have been sent.
+//! A stream whose every byte both sides know from a seed: the receiver compares each message with what must have been
+//! sent.
 //!
-//! Lengths and contents are functions of the seed and the message's number, so nothing but LM itself passes between the two
-//! programs, and neither has to trust the other's report. What became of each message is one letter in a text, the n-th
-//! letter for message n; who started both programs compares the texts. The sender's letters:
+//! Lengths and contents are functions of the seed and the message's number, so nothing but LM itself passes between the
+//! two programs, and neither has to trust the other's report. What became of each message is one letter in a text, the
+//! n-th letter for message n; who started both programs compares the texts. The sender's letters:
 //!
 //! | `d` | `i` | `e` | `t` | `?` |
 //! |---|---|---|---|---|
@@ -58,7 +59,8 @@ pub(crate) struct CheckArgs {
     /// What to send, and to expect
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// Sender: messages that may be unconfirmed [default: 16]. Receiver: messages to have landing memory for [default: 32]
+    /// Sender: messages that may be unconfirmed [default: 16]. Receiver: messages to have landing memory for [default:
+    /// 32]
     #[arg(long)]
     pub(crate) in_flight: Option<u32>,
     /// Sender: what becomes of messages that lose fragments
@@ -73,7 +75,8 @@ pub(crate) struct CheckArgs {
     /// Sender: seconds that everything may take, until each message is confirmed or reported
     #[arg(long, default_value_t = 20.0)]
     pub(crate) patience: f64,
-    /// Receiver: bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
+    /// Receiver: bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not
+    /// change
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub(crate) hold: ByteSize,
     /// Receiver: read messages while they arrive, too
@@ -173,8 +176,8 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 18] {
 ///
 /// # Errors
 ///
-/// A one-line reason when the endpoint cannot be opened, the interface goes away, the receiver cannot be reached, or messages are still
-/// open when the time is over.
+/// A one-line reason when the endpoint cannot be opened, the interface goes away, the receiver cannot be reached, or
+/// messages are still open when the time is over.
 pub(crate) fn check(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
     match &args.to {
         Some(to) => send(args, link::resolve(to)?),

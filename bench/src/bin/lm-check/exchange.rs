@@ -1,11 +1,13 @@
 //! One host's part of an exchange in which every host sends to every other one: one endpoint that sends and receives.
 //!
-//! Every byte of a message is a function of the seed, of both hosts' addresses and of the message's tag, so each receiver can compare
-//! what it is given with what must have been sent. The tag is the sender's *life*, which whoever starts it again counts up, in its
-//! upper half, and the message's number in its lower half: what comes twice, or from an earlier life after a later one, is a fault.
+//! Every byte of a message is a function of the seed, of both hosts' addresses and of the message's tag, so each
+//! receiver can compare what it is given with what must have been sent. The tag is the sender's *life*, which whoever
+//! starts it again counts up, in its upper half, and the message's number in its lower half: what comes twice, or from
+//! an earlier life after a later one, is a fault.
 //!
-//! A session that ends is asked for again, as often as it takes: peers may die and come back. Faults are told on standard error at
-//! once, in lines that begin with `fault: `, so that they are known even of a program that is killed before its report.
+//! A session that ends is asked for again, as often as it takes: peers may die and come back. Faults are told on
+//! standard error at once, in lines that begin with `fault: `, so that they are known even of a program that is killed
+//! before its report.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -26,8 +28,8 @@ use lm_bench::lm::{EndpointArgs, session_options};
 use lm_bench::signals::Interrupt;
 use lm_bench::size::ByteSize;
 
-/// How long one attempt to open a session takes at most. Nobody takes messages out meanwhile; but who gives up before a busy peer has
-/// answered waits for the lease of a session that nobody uses.
+/// How long one attempt to open a session takes at most. Nobody takes messages out meanwhile; but who gives up before a
+/// busy peer has answered waits for the lease of a session that nobody uses.
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// A peer that was asked in vain is asked again after so long.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -187,7 +189,8 @@ struct Exchange<'a> {
 ///
 /// # Errors
 ///
-/// A one-line reason when the endpoint cannot be opened, the interface goes away, or messages are still open when the time is over.
+/// A one-line reason when the endpoint cannot be opened, the interface goes away, or messages are still open when the
+/// time is over.
 pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<ExchangeReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let len = args.message_size.bytes();
@@ -415,8 +418,8 @@ impl Exchange<'_> {
                 target.sent.sessions += 1;
                 Ok(())
             }
-            // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease ends; or a
-            // daemon is being started again.
+            // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease
+            // ends; or a daemon is being started again.
             Err(
                 ConnectError::NotListening { .. }
                 | ConnectError::Unreachable { .. }

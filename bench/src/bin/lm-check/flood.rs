@@ -1,8 +1,8 @@
 //! `lm-check flood`: packets that no session knows, sent beside a stream to where its fragments land.
 //!
-//! They have the addresses and ports of the stream's fragments, so that every hash and rule of a network card takes them for
-//! such, and leave through a packet socket (packet(7)), beside whatever AF_XDP sends on the same interface. Their contents are
-//! random: wherever one of them is shown to an application, a comparison fails.
+//! They have the addresses and ports of the stream's fragments, so that every hash and rule of a network card takes
+//! them for such, and leave through a packet socket (packet(7)), beside whatever AF_XDP sends on the same interface.
+//! Their contents are random: wherever one of them is shown to an application, a comparison fails.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,5 +1,6 @@
-//! `lm-check`: what `cargo xtask` starts in beds and guests to see that LM keeps its promises, one subcommand each. Each prints one JSON
-//! object on standard output when it ends; receiving programs say `ready` on standard error once a sender may start. It is not shipped.
+//! `lm-check`: what `cargo xtask` starts in beds and guests to see that LM keeps its promises, one subcommand each.
+//! Each prints one JSON object on standard output when it ends; receiving programs say `ready` on standard error once a
+//! sender may start. It is not shipped.
 #![deny(unsafe_code)]
 
 mod check;
@@ -37,7 +38,8 @@ enum Program {
     Exchange(exchange::ExchangeArgs),
     /// Send packets that no session knows to where a stream's fragments land
     Flood(flood::FloodArgs),
-    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
+    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving
+    /// memory is
     Overlay(overlay::OverlayArgs),
 }
 

@@ -1,8 +1,9 @@
 //! The check `no-copies`: the kernel's own testimony that no copying path ran while a message landed.
 //!
-//! Kernel probes count the calls of functions that stand for a way to receive or send: those that copy (AF_XDP's copy mode, packets
-//! turned into the kernel's own `sk_buff`, bounce buffers) and those that do not. A function that the compiler has inlined cannot be
-//! counted, so a run in which copies are made must move the counters of the copying ways: else nothing was shown.
+//! Kernel probes count the calls of functions that stand for a way to receive or send: those that copy (AF_XDP's copy
+//! mode, packets turned into the kernel's own `sk_buff`, bounce buffers) and those that do not. A function that the
+//! compiler has inlined cannot be counted, so a run in which copies are made must move the counters of the copying
+//! ways: else nothing was shown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -43,7 +44,8 @@ pub(super) enum Way {
 
 /// Functions, by the way that they stand for. Those that a kernel has not, or has inlined, are left out and named.
 const FUNCTIONS: [(&str, Way); 20] = [
-    // net/xdp/xsk.c: `xsk_rcv` calls the first in copy mode, which calls the second for each part; generic mode calls the third.
+    // net/xdp/xsk.c: `xsk_rcv` calls the first in copy mode, which calls the second for each part; generic mode calls
+    // the third.
     ("__xsk_rcv", Way::CopyingReceive),
     ("xsk_copy_xdp", Way::CopyingReceive),
     ("xsk_generic_rcv", Way::CopyingReceive),
@@ -164,7 +166,8 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     Ok(json!({"packets": packets, "attempts": attempt, "zero_copy": landed, "copying": control}))
 }
 
-/// The check `transfer-copies`: the same of a file that `lm-send` and `lm-recv` transfer in zero-copy mode, and what user space copied.
+/// The check `transfer-copies`: the same of a file that `lm-send` and `lm-recv` transfer in zero-copy mode, and what
+/// user space copied.
 pub(super) fn check_transfer(plan: &Plan, device: Device) -> Result<Value> {
     let (received, transferred) = copies_counted(|| transfer(plan, device))?;
     judge_transfer(&transferred, &received)?;
@@ -200,8 +203,8 @@ fn number(report: &Value, name: &str) -> Result<u64> {
         .with_context(|| format!("no {name} in {report}"))
 }
 
-/// What was called during a transfer in zero-copy mode, and what the receiver says of it. Requests, grants and the like go through the
-/// kernel's stack: a few packets.
+/// What was called during a transfer in zero-copy mode, and what the receiver says of it. Requests, grants and the like
+/// go through the kernel's stack: a few packets.
 fn judge_transfer(counts: &Counts, report: &Value) -> Result<()> {
     let fragments = FILE_LEN.div_ceil(PAYLOAD_LEN);
     ensure!(
@@ -209,8 +212,8 @@ fn judge_transfer(counts: &Counts, report: &Value) -> Result<()> {
         "fragments were not in their places: {report}"
     );
     ensure_no_copies(counts, &[Way::CopyingReceive, Way::CopyingSend, Way::Bounce])?;
-    // Until the receiver has seen what the device writes beside packets it refuses requests, which come again: a packet each, and an
-    // answer.
+    // Until the receiver has seen what the device writes beside packets it refuses requests, which come again: a packet
+    // each, and an answer.
     let refused = report["drops"]["request_refused"].as_u64().unwrap_or(0);
     ensure!(
         counts.most(Way::Stack) <= 2 * refused + REQUESTS,
@@ -244,8 +247,8 @@ fn ensure_no_copies(counts: &Counts, ways: &[Way]) -> Result<()> {
     Ok(())
 }
 
-/// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while a file was
-/// transferred in copy mode.
+/// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while
+/// a file was transferred in copy mode.
 fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
     // A call that was missed in the other run would have been one more of those that must be there.
     ensure!(landed.missed == 0, "the kernel missed calls: {landed:?}");

@@ -1,5 +1,5 @@
-//! Ends of programs, wanted and unwanted, and what comes after them: senders and receivers that are killed, and queues that are
-//! opened again and again.
+//! Ends of programs, wanted and unwanted, and what comes after them: senders and receivers that are killed, and queues
+//! that are opened again and again.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -268,7 +268,8 @@ mod tests {
 
     #[test]
     fn answers_are_counted_by_ping() {
-        let said = "64 bytes\n--- x ping statistics ---\n100 packets transmitted, 98 packets received, 2% packet loss\n";
+        let said = "64 bytes\n--- x ping statistics ---\n100 packets transmitted, 98 packets received, 2% packet \
+            loss\n";
         assert_eq!(answers(said), Some(98));
         assert_eq!(answers("nothing"), None);
     }

@@ -16,8 +16,8 @@ const LONGEST: u64 = 65_507;
 /// The ports of about one sender in 32 meet the same entry of the card's table as its addresses: so many are tried.
 const SENDERS_MAX: usize = 4;
 
-/// Lengths at which something changes: two fragments, three, last ones that Ethernet fills up to its shortest frame, and the
-/// longest.
+/// Lengths at which something changes: two fragments, three, last ones that Ethernet fills up to its shortest frame,
+/// and the longest.
 fn lens() -> Vec<u64> {
     let first = 1500 - HEADERS_LEN;
     let payload = first + 8;

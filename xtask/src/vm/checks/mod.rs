@@ -1,5 +1,5 @@
-//! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a process of
-//! its own, on devices that nobody else uses meanwhile.
+//! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a
+//! process of its own, on devices that nobody else uses meanwhile.
 
 mod bare;
 pub mod card;
@@ -82,14 +82,16 @@ pub const TABLE: &[Check] = &[
         name: "bind-zerocopy",
         list: List::Machine,
         limit_s: 60,
-        about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge pages",
+        about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
+            pages",
         run: Run::Each(CARDS, cards::bind_zerocopy),
     },
     Check {
         name: "overlay",
         list: List::Short,
         limit_s: 60,
-        about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory is",
+        about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
+            is",
         run: Run::Each(CARDS, overlay::check),
     },
     Check {
@@ -103,14 +105,16 @@ pub const TABLE: &[Check] = &[
         name: "transfer-copies",
         list: List::Short,
         limit_s: 150,
-        about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' ends alone",
+        about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
+            ends alone",
         run: Run::Each(CARDS, copies::check_transfer),
     },
     Check {
         name: "sizes",
         list: List::Short,
         limit_s: 180,
-        about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and 4096: every byte",
+        about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
+            4096: every byte",
         run: Run::Each(CARDS, streams::sizes),
     },
     Check {
@@ -131,21 +135,24 @@ pub const TABLE: &[Check] = &[
         name: "finality",
         list: List::Short,
         limit_s: 120,
-        about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on coming",
+        about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
+            coming",
         run: Run::Each(CARDS, streams::finality),
     },
     Check {
         name: "reading",
         list: List::Short,
         limit_s: 120,
-        about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and written at the other",
+        about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
+            written at the other",
         run: Run::Each(CARDS, streams::reading),
     },
     Check {
         name: "repair",
         list: List::Short,
         limit_s: 240,
-        about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message accounted for",
+        about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
+            accounted for",
         run: Run::Each(CARDS, streams::repair),
     },
     Check {
@@ -159,7 +166,8 @@ pub const TABLE: &[Check] = &[
         name: "stalled",
         list: List::Short,
         limit_s: 180,
-        about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; every byte",
+        about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
+            every byte",
         run: Run::Each(CARDS, stall::check),
     },
     Check {
@@ -208,28 +216,32 @@ pub const TABLE: &[Check] = &[
         name: "interrupts",
         list: List::Long,
         limit_s: 240,
-        about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and kernel UDP",
+        about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and \
+            kernel UDP",
         run: Run::Each(&[Device::Igb], interrupts::check),
     },
     Check {
         name: "shared",
         list: List::Long,
         limit_s: 240,
-        about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; where not, interrupts",
+        about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
+            where not, interrupts",
         run: Run::Each(&[Device::Igb], shared::check),
     },
     Check {
         name: "waits",
         list: List::Named,
         limit_s: 480,
-        about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none waits for a timer",
+        about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
+            waits for a timer",
         run: Run::Each(CARDS, waits::check),
     },
     Check {
         name: "packets-per-second",
         list: List::Named,
         limit_s: 600,
-        about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × (virtio-net)",
+        about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × \
+            (virtio-net)",
         run: Run::Each(CARDS, rate::packets_per_second),
     },
 ];
@@ -276,8 +288,8 @@ pub fn all(devices: &[Device]) -> Vec<Selected> {
     TABLE.iter().flat_map(of_check).collect()
 }
 
-/// The checks of these names: `transfer` is that of each device, `igb` every one of that device, `igb/transfer` a single one.
-/// Devices alone, and no names at all, stand for those checks that `is_listed` takes.
+/// The checks of these names: `transfer` is that of each device, `igb` every one of that device, `igb/transfer` a
+/// single one. Devices alone, and no names at all, stand for those checks that `is_listed` takes.
 pub fn select(names: &[String], devices: &[Device], is_listed: fn(List) -> bool) -> Result<Vec<Selected>> {
     let all = all(devices);
     let listed = |one: &Selected| is_listed(one.check.list);

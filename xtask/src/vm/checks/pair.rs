@@ -48,7 +48,8 @@ impl Pair {
     }
 
     fn of(plan: &Plan, device: Device, with_box: bool) -> Result<Pair> {
-        // A check that failed leaves what its programs had no time to take back; its namespaces are gone, and its cards reset.
+        // A check that failed leaves what its programs had no time to take back; its namespaces are gone, and its cards
+        // reset.
         for note in steering_notes() {
             let _ = std::fs::remove_file(Path::new(STEERING_FOLDER).join(note));
         }
@@ -81,7 +82,8 @@ impl Pair {
         self.bed.middle().is_some()
     }
 
-    /// Starts a stream of LM that sleeps while it has nothing to do, in the demanded mode on both cards: receiver and sender.
+    /// Starts a stream of LM that sleeps while it has nothing to do, in the demanded mode on both cards: receiver and
+    /// sender.
     pub(super) fn start_stream(&self, message_len: u64, seconds: [f64; 2]) -> Result<(Program, Program)> {
         let ends = Ends::stream("lm-sleeping", message_len, seconds).mode(self.mode.option());
         let launch = |words, core| {
@@ -227,7 +229,8 @@ pub(super) fn further_sender(bed: &Bed, number: u8) -> Result<Lone> {
     let address = format!("198.18.0.{number}");
     let middle = bed.middle().context("a bed with a box")?;
     let link = format!(
-        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {} netns {} numrxqueues 2 numtxqueues 2",
+        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {} netns {} numrxqueues 2 \
+            numtxqueues 2",
         further.host().name(),
         port(number),
         middle.name()
@@ -277,8 +280,8 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
-/// begins anew.
+/// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then
+/// the card begins anew.
 pub(super) fn await_detached(host: &Host) -> Result<()> {
     until(
         &format!("no XDP program is attached on {}", host.name()),
@@ -300,8 +303,9 @@ pub(super) fn spread_evenly(host: &Host) -> Result<()> {
     host.spawn(program)?.finish().map(drop)
 }
 
-/// Gives each queue of two igb cards one NAPI instance for both ways, or one for each way again, which it has while no more than half of the card's eight
-/// queues are in use (`igb_set_flag_queue_pairs`). Packets come to the first two queues.
+/// Gives each queue of two igb cards one NAPI instance for both ways, or one for each way again, which it has while no
+/// more than half of the card's eight queues are in use (`igb_set_flag_queue_pairs`). Packets come to the first two
+/// queues.
 pub(super) fn share_instances(bed: &Bed, shared: bool) -> Result<()> {
     for host in [bed.left(), bed.right()] {
         set_queues(host, if shared { SHARING_QUEUES } else { 2 })?;
@@ -322,9 +326,9 @@ pub(super) enum Steering {
     Nothing,
     /// The card's RSS table names that queue alone.
     Table(u32),
-    /// The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set, the driver names the number of queues
-    /// once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and QEMU has no table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun
-    /// chooses a queue by its own hash.
+    /// The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set, the
+    /// driver names the number of queues once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and QEMU has no
+    /// table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun chooses a queue by its own hash.
     OneQueue,
 }
 

@@ -1,4 +1,5 @@
-//! Probes at functions of the kernel's (kprobes): how often they are called. A function that the compiler has inlined cannot be counted.
+//! Probes at functions of the kernel's (kprobes): how often they are called. A function that the compiler has inlined
+//! cannot be counted.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -18,8 +19,9 @@ pub(super) struct Probes<T> {
 }
 
 impl<T: Copy + PartialEq> Probes<T> {
-    /// Puts a probe at each of these functions, each of a kind. One whose name ends with `()` is counted when it returns, with what it returns in
-    /// the field `len`, and one whose name ends with `:4` has its fourth argument there.
+    /// Puts a probe at each of these functions, each of a kind. One whose name ends with `()` is counted when it
+    /// returns, with what it returns in the field `len`, and one whose name ends with `:4` has its fourth argument
+    /// there.
     ///
     /// # Errors
     /// When tracefs refuses them.
@@ -69,7 +71,8 @@ impl<T: Copy + PartialEq> Probes<T> {
         append(&format!("events/{GROUP}/enable"), "1").context("cannot enable the probes")
     }
 
-    /// Numbers of the tracepoints of a kind, separated by commas; of what is counted when it returns those times when it returns more than 0.
+    /// Numbers of the tracepoints of a kind, separated by commas; of what is counted when it returns those times when
+    /// it returns more than 0.
     ///
     /// # Errors
     /// What tracefs says.
@@ -112,7 +115,8 @@ fn probe(event: &str, function: &str, symbol: &str) -> String {
     format!("{kind}:{GROUP}/{event} {symbol}{field}")
 }
 
-/// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`), `MODULE:NAME`.
+/// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`),
+/// `MODULE:NAME`.
 fn symbols(list: &str, function: &str) -> Vec<String> {
     let matching = |line: &str| {
         let mut words = line.split_whitespace();

@@ -1,5 +1,5 @@
-//! Where a device or the machine cannot do zero-copy: who demands it is told why and what to do, and who does not gets copy mode,
-//! and a warning where the driver could do more.
+//! Where a device or the machine cannot do zero-copy: who demands it is told why and what to do, and who does not gets
+//! copy mode, and a warning where the driver could do more.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -65,8 +65,8 @@ fn ethtool(host: &Host, arguments: &[&str]) -> Result<()> {
     host.spawn(program)?.finish().map(drop)
 }
 
-/// Who demands zero-copy on the right host with these `options` is refused, in one line that says `word` and what to do; `auto`
-/// copies and works, and says so where the driver has zero-copy.
+/// Who demands zero-copy on the right host with these `options` is refused, in one line that says `word` and what to
+/// do; `auto` copies and works, and says so where the driver has zero-copy.
 fn refused_and_copied(bed: &Bed, word: &str, options: &str, has_driver: bool) -> Result<Value> {
     let mut refusals = Vec::new();
     for line in ["lm-recv --from-anyone --output /tmp", "lm-check messages"] {

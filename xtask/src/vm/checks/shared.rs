@@ -1,5 +1,6 @@
-//! Who runs a queue's NAPI instance where one both receives and sends, as with many cards: the calls that wake the driver. Where each way has an
-//! instance of its own, as igb's while few of its queues are in use, nothing would ever be sent so, and interrupts go on to do it.
+//! Who runs a queue's NAPI instance where one both receives and sends, as with many cards: the calls that wake the
+//! driver. Where each way has an instance of its own, as igb's while few of its queues are in use, nothing would ever
+//! be sent so, and interrupts go on to do it.
 
 use std::time::Duration;
 
@@ -113,7 +114,8 @@ mod tests {
 
     #[test]
     fn packets_of_busy_polls_are_read_by_name() {
-        let text = "TcpExt: SyncookiesSent BusyPollRxPackets TCPAutoCorking\nTcpExt: 1 42 3\nIpExt: InNoRoutes\nIpExt: 7\n";
+        let text = "TcpExt: SyncookiesSent BusyPollRxPackets TCPAutoCorking\nTcpExt: 1 42 3\nIpExt: \
+            InNoRoutes\nIpExt: 7\n";
         assert_eq!(busy_polled(text), Some(42));
         assert_eq!(busy_polled("IpExt: InNoRoutes\nIpExt: 7\n"), None);
     }

@@ -26,8 +26,8 @@ const LENS: [u64; 2] = [8 << 20, 4 << 20];
 /// Messages of the second sender.
 const MESSAGES: u64 = 64;
 
-/// It is stopped while its message lands. The second one, whose messages arrive all the same, gets its place after 5 s, and lands; the first one,
-/// when it goes on, brings the rest of its message to the end without a place.
+/// It is stopped while its message lands. The second one, whose messages arrive all the same, gets its place after 5 s,
+/// and lands; the first one, when it goes on, brings the rest of its message to the end without a place.
 pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     if plan.mode == Mode::Copy {
         bail!(NotHere("in copy mode there are places for both".to_owned()));

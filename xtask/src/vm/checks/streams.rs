@@ -1,5 +1,5 @@
-//! Streams whose every byte the receiver knows: sizes and windows, with and without foreign traffic on the landing queue, and
-//! messages that are kept and looked at after their delivery (I1).
+//! Streams whose every byte the receiver knows: sizes and windows, with and without foreign traffic on the landing
+//! queue, and messages that are kept and looked at after their delivery (I1).
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use crate::vm::protocol::{Mode, Plan, Spoil};
 const HEADERS_LEN: u64 = 52;
 /// MTU of the tools where packets up to the interface's MTU shall be longer than fragments.
 const SHORT_MTU: u64 = 1400;
-/// MTU of a sender that also sends packets which the receiver's is too small for. Frames of zero-copy mode must hold it.
+/// MTU of a sender that also sends packets which the receiver's is too small for. Frames of zero-copy mode must hold
+/// it.
 const LONG_MTU: u64 = 1700;
 /// Foreign packets a second. An emulated card takes some ten thousand packets in that time.
 const FLOOD_RATE: u32 = 1500;
@@ -197,7 +198,8 @@ impl Stream {
         let (left, right) = (pair.bed.left(), pair.bed.right());
         let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
         let line = format!(
-            "flood --interface {INTERFACE} --to {} --to-mac {} --from {} --from-mac {} --port {PORT} --source-port {source_port} \
+            "flood --interface {INTERFACE} --to {} --to-mac {} --from {} --from-mac {} --port {PORT} --source-port \
+                {source_port} \
              --rate {FLOOD_RATE} --fragment {} --longest {LONG_MTU} --seed {} --time-limit 110 --seconds 100",
             right.address(),
             mac(right)?,
@@ -236,8 +238,8 @@ fn lens(mtu: u64, window: u32) -> Vec<u64> {
     lens
 }
 
-/// The sender's card takes packets that are longer than the receiver's may be. Before any XDP program is there: igb then chooses
-/// its buffers.
+/// The sender's card takes packets that are longer than the receiver's may be. Before any XDP program is there: igb
+/// then chooses its buffers.
 fn widen_sender(pair: &Pair) -> Result<()> {
     let commands = [format!("link set dev {INTERFACE} mtu {LONG_MTU}")];
     ip::batch(Some(pair.bed.left().name()), &commands)?;
@@ -338,7 +340,8 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
     let mut reports = Vec::new();
     for (seed, &(delivery, loss, duplicate, reorder, corrupt)) in (1..).zip(plans) {
         let impairments = Impairments(format!(
-            "--loss {loss} --loss-burst 2 --duplicate {duplicate} --reorder {reorder} --reorder-by 5 --corrupt {corrupt} \
+            "--loss {loss} --loss-burst 2 --duplicate {duplicate} --reorder {reorder} --reorder-by 5 --corrupt \
+                {corrupt} \
              --seed {seed}"
         ));
         let running = pair

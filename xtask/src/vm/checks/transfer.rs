@@ -62,12 +62,13 @@ pub(super) fn transfer(_plan: &Plan, device: Device) -> Result<Value> {
     source.ensure_same(&source.received())?;
     let report = received.json().context("lm-recv --json")?;
     Ok(
-        json!({"bytes": FILE_LEN, "sha256": source.sha256, "steered_to_queue_1": steered, "send": sent, "receive": report}),
+        json!({"bytes": FILE_LEN, "sha256": source.sha256, "steered_to_queue_1": steered,
+            "send": sent, "receive": report}),
     )
 }
 
-/// Passes a file from one host to another on a bed of its own, `options` being the sender's: whether it was steered to the landing queue by
-/// the check, the sender's report, and what the receiver said.
+/// Passes a file from one host to another on a bed of its own, `options` being the sender's: whether it was steered to
+/// the landing queue by the check, the sender's report, and what the receiver said.
 pub(super) fn pass(
     device: Device,
     source: &Source,
@@ -88,8 +89,8 @@ pub(super) fn pass(
     receiver.await_text("listening on")?;
     // The gate made the card begin anew.
     await_link(&bed)?;
-    // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table (virtio_net_handle_mq
-    // of hw/net/virtio-net.c). In zero-copy mode LM steers.
+    // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table
+    // (virtio_net_handle_mq of hw/net/virtio-net.c). In zero-copy mode LM steers.
     let steered = mode == Mode::Copy && device != Device::Veth && steer(right, LANDING_QUEUE)?;
     let sender = tool("lm-send", 0)
         .args(["--to", &right.address().to_string()])

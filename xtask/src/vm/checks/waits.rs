@@ -1,7 +1,7 @@
 //! Round trips of LM that wait for a timer: a sleeping end that nobody woke, or an end that repeats what was not lost.
 //!
-//! The shortest such timer is a sleeper's, ten milliseconds (`WAIT_STEP` of dataplane/src/endpoint.rs); a round trip takes three at most
-//! here, with interrupts held back, too.
+//! The shortest such timer is a sleeper's, ten milliseconds (`WAIT_STEP` of dataplane/src/endpoint.rs); a round trip
+//! takes three at most here, with interrupts held back, too.
 
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
@@ -24,7 +24,8 @@ const TIMER_NS: u64 = 10_000_000;
 /// Longer than any command here takes, in seconds.
 const LIMIT: u32 = 230;
 
-/// `ethtool -C IF rx-usecs` and `tx-usecs` of igb: none, and a quarter of a millisecond, as QEMU has intervals last 4.1 times as long.
+/// `ethtool -C IF rx-usecs` and `tx-usecs` of igb: none, and a quarter of a millisecond, as QEMU has intervals last 4.1
+/// times as long.
 const INTERVALS: [u32; 2] = [0, 60];
 /// What has a packet of igb's wait for longer than a timer: 41 ms.
 const SPOILED: [u32; 1] = [10_000];
@@ -83,8 +84,8 @@ fn measure(bed: &Bed, clock: Clock) -> Result<Value> {
     Ok(json!({"rows": report["rows"], "beside": beside["rows"]}))
 }
 
-/// Where packets have the guest's time, and that is instructions, no round trip takes as long as a timer; in this machine's, where its other work shows, half
-/// of them do not.
+/// Where packets have the guest's time, and that is instructions, no round trip takes as long as a timer; in this
+/// machine's, where its other work shows, half of them do not.
 fn judge(report: &Value, clock: Clock) -> Result<()> {
     let figure = match clock {
         Clock::Instructions => "max_ns",
@@ -119,7 +120,8 @@ mod tests {
     use super::*;
 
     fn report(longest: f64) -> Value {
-        let row = |system: &str, size: u64| json!({"system": system, "size": size, "rounds": [{"p50_ns": 2e6, "max_ns": longest}]});
+        let rounds = json!([{"p50_ns": 2e6, "max_ns": longest}]);
+        let row = |system: &str, size: u64| json!({"system": system, "size": size, "rounds": rounds});
         let rows: Vec<Value> = SYSTEMS
             .iter()
             .flat_map(|system| SIZES.map(|size| row(system, size)))

@@ -140,9 +140,10 @@ impl Link {
 
     /// Waits until the driver has taken what is posted: in zero-copy mode a packet that comes before is lost.
     ///
-    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). Some drivers say
-    /// that they need no wake-up any more (virtio-net); others always want to fill their whole ring (igb), and that they looked
-    /// for more and found nothing is counted: once perhaps by a look that began before the entry was there, so twice is enough.
+    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). Some
+    /// drivers say that they need no wake-up any more (virtio-net); others always want to fill their whole ring (igb),
+    /// and that they looked for more and found nothing is counted: once perhaps by a look that began before the entry
+    /// was there, so twice is enough.
     fn await_taken(&mut self) -> Result<(), Failure> {
         let untaken = std::mem::take(&mut self.untaken);
         if !untaken || !self.receiver.xsk.zero_copy() {
@@ -180,7 +181,8 @@ impl Link {
                 let what = if sent { "did not come" } else { "was not sent" };
                 let statistics = self.receiver.xsk.statistics();
                 return Err(Failure::new(format!(
-                    "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} receive? \
+                    "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} \
+                        receive? \
                      {statistics:?}",
                     PACKET_PATIENCE.as_secs(),
                     self.queue,

@@ -1,12 +1,15 @@
-//! How a message comes to lie in one piece: what the memory of a landing zone holds before, after each packet, and at the end.
+//! How a message comes to lie in one piece: what the memory of a landing zone holds before, after each packet, and at
+//! the end.
 //!
-//! Two interfaces of this machine that are connected with each other, by a cable or inside the machine: one sends, the other one's
-//! landing queue receives through the real gate into a real landing zone. Everything is as the data plane does it: geometry, windows
-//! in reverse order, headers in holes, the tail that is saved and put back (invariant I5). But one packet at a time: the next one is
-//! sent when the memory has been looked at. So each byte of the memory is compared with what geometry says (`picture::Picture`). A byte anywhere in the registered memory that is not what it should be is an error.
+//! Two interfaces of this machine that are connected with each other, by a cable or inside the machine: one sends, the
+//! other one's landing queue receives through the real gate into a real landing zone. Everything is as the data plane
+//! does it: geometry, windows in reverse order, headers in holes, the tail that is saved and put back (invariant I5).
+//! But one packet at a time: the next one is sent when the memory has been looked at. So each byte of the memory is
+//! compared with what geometry says (`picture::Picture`). A byte anywhere in the registered memory that is not what it
+//! should be is an error.
 //!
-//! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
-//! [`lm_cards::footprint`]): virtio-net's prefix is part of the picture.
+//! First packets of every length are received one by one, to find out what the driver writes beside a packet (its
+//! *footprint*, [`lm_cards::footprint`]): virtio-net's prefix is part of the picture.
 
 mod ends;
 mod picture;
@@ -88,7 +91,8 @@ pub(crate) struct OverlayReport {
     pub(crate) packets: u64,
     /// What the driver writes beside a packet.
     pub(crate) footprint: FootprintReport,
-    /// Fragments of the message, in the order in which they came. After each every byte of the memory was what geometry says.
+    /// Fragments of the message, in the order in which they came. After each every byte of the memory was what geometry
+    /// says.
     pub(crate) order: Vec<u32>,
     /// Windows whose end was put back over the headers of the fragment behind it (I5).
     pub(crate) tails_restored: u32,
@@ -98,8 +102,8 @@ pub(crate) struct OverlayReport {
 ///
 /// # Errors
 ///
-/// When an interface, the gate, a socket or memory cannot be had; a packet that does not come, or one of somebody else; a byte that
-/// is not what geometry says, and at the end one that is not the message's.
+/// When an interface, the gate, a socket or memory cannot be had; a packet that does not come, or one of somebody else;
+/// a byte that is not what geometry says, and at the end one that is not the message's.
 pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let geometry = geometry(args)?;
     let windows = WindowShape::new(args.window).map_err(|error| Failure::usage(format!("{error}; try 4")))?;
@@ -216,7 +220,8 @@ impl Trace {
         Ok((order, tails_restored))
     }
 
-    /// Posts entries in the order in which packets come, up to a window's lowest one whose place is still another's (I5).
+    /// Posts entries in the order in which packets come, up to a window's lowest one whose place is still another's
+    /// (I5).
     fn post(&self, link: &mut Link, order: &[u32], posted: &mut usize, rule: &TailRule) {
         while let Some(&index) = order.get(*posted) {
             if self.windows.is_lowest(index) && !rule.may_post_lowest(self.windows.window_of(index)) {

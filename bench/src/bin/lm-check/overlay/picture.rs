@@ -1,8 +1,8 @@
 //! What the memory should be after each packet, told by geometry.
 //!
-//! So that no byte passes for another, the values are kept apart: memory is painted with bytes from 0x60 to 0x7d, payload has the highest bit
-//! set and the fragment's number behind it, and where a packet's headers will lie, paint and payload differ from the header byte of that
-//! place. Where a driver may write its prefix anything else will do.
+//! So that no byte passes for another, the values are kept apart: memory is painted with bytes from 0x60 to 0x7d,
+//! payload has the highest bit set and the fragment's number behind it, and where a packet's headers will lie, paint
+//! and payload differ from the header byte of that place. Where a driver may write its prefix anything else will do.
 
 use std::ops::Range;
 

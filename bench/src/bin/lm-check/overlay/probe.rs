@@ -34,9 +34,9 @@ pub(crate) struct FootprintReport {
     pub(crate) packets: u64,
 }
 
-/// The lengths: what a device copies in bursts or pads shows near powers of two, and at both ends. With two packets each they are
-/// fewer than the entries of any device's ring, so that each entry of it is used once: igb (Linux 7.3) mistakes a used entry of a
-/// ring that is not full for a new packet.
+/// The lengths: what a device copies in bursts or pads shows near powers of two, and at both ends. With two packets
+/// each they are fewer than the entries of any device's ring, so that each entry of it is used once: igb (Linux 7.3)
+/// mistakes a used entry of a ring that is not full for a new packet.
 fn lengths() -> impl Iterator<Item = usize> {
     (MIN_PACKET_LEN..=MAX_PACKET_LEN).filter(|len| {
         let power = len.next_power_of_two();
