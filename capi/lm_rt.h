@@ -46,15 +46,15 @@ struct lm_rt_config {
     size_t size;                   /* of this structure, in bytes */
     const char *interface;         /* network interface, for example "eth1" */
     const char *allow;             /* who may send here: "10.0.0.0/8,192.0.2.7"; NULL: everybody */
-    uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: none but the daemon's, if there is one */
-    uint64_t period_ns;            /* in each such period a message is expected: ENODATA where one passes without; 0: none is */
+    uint64_t link_bits_per_second; /* with it a smoother holds all other traffic back; 0: the daemon's, if any */
+    uint64_t period_ns;            /* a message is expected in each: ENODATA where one passes without; 0: none is */
     uint32_t keep;                 /* messages that wait to leave, and to be received: the oldest gives way */
     uint32_t frames;               /* packets that may be with the device */
-    uint32_t blocks_of_1;          /* blocks for messages by pages, in each direction: keep + 2 of each kind at least, or none */
+    uint32_t blocks_of_1;          /* blocks for messages by pages, each direction: keep + 2 of a kind, or none */
     uint32_t blocks_of_4;
     uint32_t blocks_of_8;
     uint32_t blocks_of_16;
-    uint32_t packets_per_second;   /* what it sends: all sockets on the link together 3/4 of it at most, else EBUSY; 0: it does not say */
+    uint32_t packets_per_second;   /* what it sends; EBUSY if all sockets exceed 3/4 of the link; 0: not said */
     uint16_t port;                 /* UDP port; 0: a free one */
     uint16_t number;               /* of this socket, and of those that it sends to */
     uint32_t flags;                /* LM_RT_DELIVER_LATE, LM_RT_SAME_HOST, LM_RT_REPLACE_QDISC */
@@ -62,7 +62,8 @@ struct lm_rt_config {
 
 static inline struct lm_rt_config lm_rt_defaults(const char *interface)
 {
-    struct lm_rt_config config = {sizeof(struct lm_rt_config), interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, 0, LM_RT_PORT, 0, 0};
+    struct lm_rt_config config = {sizeof(struct lm_rt_config), interface, NULL, 0, 0, 16, 16, 18, 0, 0, 0, 0,
+                                  LM_RT_PORT, 0, 0};
     return config;
 }
 

@@ -19,7 +19,8 @@ pub fn read(path: &Path, user: Option<u32>) -> Result<Vec<u8>, String> {
     let name = path.display();
     let mut file = File::open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => format!(
-            "there is no key file {name}: make one with `lm-admissiond keygen {name}`, and copy it to all hosts of the cluster"
+            "there is no key file {name}: make one with `lm-admissiond keygen {name}`, and copy it to all hosts of \
+             the cluster"
         ),
         _ => format!("cannot read the key file {name}: {error}"),
     })?;

@@ -154,7 +154,8 @@ fn bind(address: SocketAddrV4) -> Result<UdpSocket, Errno> {
 fn told(address: SocketAddrV4, error: Errno) -> String {
     match error {
         Errno::ADDRINUSE => format!(
-            "{address} is taken: another daemon or an endpoint with admission of its own runs here (ss -ulpn \"sport = :{}\"); \
+            "{address} is taken: another daemon or an endpoint with admission of its own runs here (ss -ulpn \"sport \
+             = :{}\"); \
              end it, or choose another --control-port at all hosts",
             address.port()
         ),

@@ -268,7 +268,8 @@ mod tests {
 
     #[test]
     fn users_are_found_by_name_and_number() {
-        let users = "root:x:0:0:root:/root:/bin/bash\n# none\n\nlm:x:998:997::/nonexistent:/usr/sbin/nologin\nodd:x:y:1\n";
+        let users = "root:x:0:0:root:/root:/bin/bash\n# \
+                     none\n\nlm:x:998:997::/nonexistent:/usr/sbin/nologin\nodd:x:y:1\n";
         let lm = Some((Uid::from_raw(998), Gid::from_raw(997)));
         assert_eq!((user_in(users, "lm"), user_in(users, "998")), (lm, lm));
         assert_eq!((user_in(users, "odd"), user_in(users, "x")), (None, None));

@@ -191,7 +191,8 @@ fn of_interface(interface: &str) -> Vec<Answer> {
             "GSO",
             segments,
             is_whole,
-            "open real-time sockets with the link's rate, which bounds them meanwhile, or ethtool -K INTERFACE gso off tso off",
+            "open real-time sockets with the link's rate, which bounds them meanwhile, or ethtool -K INTERFACE gso \
+             off tso off",
         ),
     ]
 }

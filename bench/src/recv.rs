@@ -50,15 +50,19 @@ Receives files that lm-send sends, over AF_XDP: each message arrives in one cont
 memory and is written from there.
 
 The receiver chooses the names. With --output DIR (default: the current directory) transfers become \
-transfer-000001, transfer-000002 and so on, the first free number each when it is complete; with --output FILE one transfer becomes \
+transfer-000001, transfer-000002 and so on, the first free number each when it is complete; with --output FILE one \
+transfer becomes \
 that file; with - they go to standard output one behind the other, and so they do with a FIFO or a character device.
 
 A file has its final name only when it is complete. Until then it is called .NAME-ADDRESS-KEY.part (in a directory \
-.ADDRESS-KEY.part), and it is kept when the sender or the way to it fails, for lm-send --resume: 16 of them, 8 of one address, in a \
-directory, and no longer than until that file is sent again. What comes from standard input is .NAME.partial-PID and removed then. \
+.ADDRESS-KEY.part), and it is kept when the sender or the way to it fails, for lm-send --resume: 16 of them, 8 of one \
+address, in a \
+directory, and no longer than until that file is sent again. What comes from standard input is .NAME.partial-PID and \
+removed then. \
 Nothing is overwritten without --force.
 
-The receiver says who may send (as root it must: --allow, or --from-anyone), how much comes in all (--max-bytes), and leaves \
+The receiver says who may send (as root it must: --allow, or --from-anyone), how much comes in all (--max-bytes), and \
+leaves \
 some space free (--keep-free). Once it listens it has no other privileges than those that AF_XDP needs.
 
 Examples:
@@ -161,7 +165,8 @@ impl Tool {
         }
         if rustix::process::geteuid().is_root() && options.allow.is_empty() && !options.from_anyone {
             return Err(Failure::usage(
-                "as root, whoever reaches this host could fill its disk; say who may send (--allow 10.0.0.0/24), or add --from-anyone",
+                "as root, whoever reaches this host could fill its disk; say who may send (--allow 10.0.0.0/24), or \
+                 add --from-anyone",
             ));
         }
         let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
@@ -195,7 +200,8 @@ impl Tool {
         let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))
             .map_err(|error| Failure::new(cli::chain(&error)))?;
         if privileges::drop_rest(|| output.check().is_ok())? {
-            let text = "warning: --output is another user's, so that root's power over files stays; choose a place of root's";
+            let text = "warning: --output is another user's, so that root's power over files stays; choose a place of \
+                        root's";
             cli::complain(TOOL, text);
         }
         for warning in endpoint.status().warnings() {

@@ -162,7 +162,8 @@ static void ask(const char *interface, const char *address, size_t count)
     }
     if (lm_rt_stats(sender.socket, &stats) < 0)
         die("statistics");
-    printf("%zu states sent, %zu answered, the last one was %" PRIu64 "; of answers %" PRIu64 " were lost and %" PRIu64 " late\n",
+    printf("%zu states sent, %zu answered, the last one was %" PRIu64 "; of answers %" PRIu64
+           " were lost and %" PRIu64 " late\n",
            sent, answered, last, stats.lost, stats.late);
     if (answered > 0)
         print(round_trips_ns, answered);

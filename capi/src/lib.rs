@@ -591,7 +591,8 @@ mod tests {
     fn the_header_has_the_structures_and_constants_that_the_library_has() {
         let mut expected = layout! {
             "lm_rt_config" LmRtConfig {
-                size interface allow link_bits_per_second period_ns keep frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 packets_per_second
+                size interface allow link_bits_per_second period_ns keep
+                frames blocks_of_1 blocks_of_4 blocks_of_8 blocks_of_16 packets_per_second
                 port number flags
             }
             "lm_rt_options" LmRtOptions { size deadline_ns priority flags }
@@ -599,7 +600,8 @@ mod tests {
             "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
                 size sent late_unsent superseded beyond_rate reported_whole reported_lost reported_refused received lost
-                late missed overtaken no_block superseded_here refused_packets refused_reports credits_per_second holds_kernel
+                late missed overtaken no_block
+                superseded_here refused_packets refused_reports credits_per_second holds_kernel
                 latency_ns jitter_ns delay_ns late_ns missed_ns superseded_ns lost_in_a_row
             }
         };

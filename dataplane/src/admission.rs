@@ -37,7 +37,8 @@ impl Admissions {
             return key.word(local, to, challenge.sender_id, challenge.cookie);
         }
         self.stewarded.word(to, challenge).unwrap_or_else(|| {
-            tracing::warn!(%to, "it hears only whom its cluster's daemons speak for: start lm-admissiond here, with the cluster's key");
+            tracing::warn!(%to, "it hears only whom its cluster's daemons speak for: start lm-admissiond here, with \
+                                 the cluster's key");
             [0; WORD_LEN]
         })
     }

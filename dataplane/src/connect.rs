@@ -84,7 +84,9 @@ impl ConnectOptions {
         let is_datagram = self.wire == Wire::IpFrag || self.session == Session::Never;
         match is_datagram && checksum == Checksum::Offload {
             true => Err(ConnectError::Options(
-                "a device sums no datagram up that leaves in IP fragments (--wire ipfrag); use --checksum integrated".to_owned(),
+                "a device sums no datagram up that leaves in IP fragments (--wire ipfrag); use --checksum \
+                 integrated"
+                    .to_owned(),
             )),
             false => Ok(()),
         }

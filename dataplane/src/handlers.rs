@@ -167,7 +167,8 @@ pub struct HandlerId(u64);
 #[non_exhaustive]
 pub enum HandlerError {
     /// Types of the engine's own.
-    #[error("packets of types {} to {} are not for handlers; choose among {} to {}", .types.start(), .types.end(), EXTENSION_TYPES.start(), EXTENSION_TYPES.end())]
+    #[error("packets of types {} to {} are not for handlers; choose among {} to \
+             {}", .types.start(), .types.end(), EXTENSION_TYPES.start(), EXTENSION_TYPES.end())]
     NotForHandlers {
         /// What was asked for.
         types: RangeInclusive<u8>,

@@ -50,7 +50,8 @@ faults! {
         "dropped; see what sends to the data port and the one behind it, or what changes packets on the way";
     Corrupt(corrupt): "packets whose bytes are not those that were sent",
         "dropped and sent again; a link, a switch or memory on the way is faulty";
-    Digests(implausible): "digests that contradict others of the same message, or requests for digests of what was never sent",
+    Digests(implausible): "digests that contradict others of the same message, or requests for digests of what was \
+                           never sent",
         "dropped; the host's program is faulty";
     Contradictory(): "two digests for one message",
         "the message is given up; the sender's program is faulty";
@@ -74,7 +75,8 @@ faults! {
         "dropped; the host's program is faulty";
     Claim(implausible): "claims to have sent more than there was credit for",
         "not believed; the sender's program is faulty";
-    Announcement(announcement_refused): "announcements of more messages than may be under way, or of longer ones than was granted",
+    Announcement(announcement_refused): "announcements of more messages than may be under way, or of longer ones than \
+                                         was granted",
         "dropped; the sender's program is faulty";
     Ended(implausible): "the end of a session that confirms messages which were never sent",
         "the session is over, and they count as not delivered; the host's program is faulty";

@@ -74,7 +74,8 @@ impl Opened<KernelNic> {
         }
         if config.link.checksum == Checksum::Offload {
             return Err(OpenError::Config(
-                "the admission daemon opens sockets that have nothing summed up; use --checksum integrated, or --admission embedded"
+                "the admission daemon opens sockets that have nothing summed up; use --checksum integrated, or \
+                 --admission embedded"
                     .to_owned(),
             ));
         }

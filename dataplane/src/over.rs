@@ -291,12 +291,14 @@ fn effective_mtu(config: &EndpointConfig, device: &Device) -> Result<(u16, Vec<S
     let name = &device.name;
     if wanted > available {
         return Err(OpenError::Config(format!(
-            "{name} has an MTU of {available}, not {wanted}; ask for less, or raise it (ip link set {name} mtu {wanted})"
+            "{name} has an MTU of {available}, not {wanted}; ask for less, or raise it (ip link set {name} mtu \
+             {wanted})"
         )));
     }
     if wanted > MTU_MAX {
         warnings.push(format!(
-            "{name} has an MTU of {wanted}; LM uses {MTU_MAX}, so that no packet is longer than 65,535 bytes with its Ethernet header"
+            "{name} has an MTU of {wanted}; LM uses {MTU_MAX}, so that no packet is longer than 65,535 bytes with its \
+             Ethernet header"
         ));
     }
     Ok((wanted.min(MTU_MAX), warnings))

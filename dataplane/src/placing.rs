@@ -163,7 +163,8 @@ impl Placing {
             self.unfit += 1;
             if !std::mem::replace(&mut self.has_told, true) {
                 tracing::warn!(
-                    "a region of {} bytes is unfit for a message of {}, which lands in the arena; take it from landing_region of the same \
+                    "a region of {} bytes is unfit for a message of {}, which lands in the arena; take it from \
+                     landing_region of the same \
                      endpoint, for the longest message",
                     region.len,
                     of.len

@@ -137,7 +137,8 @@ impl<P: Port> Engine<P> {
             .as_mut()
             .expect("the session was there a moment ago");
         if outbound.says_whole() {
-            tracing::warn!(to = %peer.data, "messages leave when they are whole: the receiver is of an earlier version; update it");
+            tracing::warn!(to = %peer.data, "messages leave when they are whole: the receiver is of an earlier \
+                                             version; update it");
         }
         let memory = (released, start, geometry, len);
         let table = &mut self.sending.outgoing;

@@ -124,7 +124,8 @@ impl<P: Port> Engine<P> {
             && inbound.says_whole()
         {
             let from = self.peers.at(inbound.terms.peer.index).data;
-            tracing::warn!(%from, "messages are shown when they are whole: the sender is of an earlier version; update it");
+            tracing::warn!(%from, "messages are shown when they are whole: the sender is of an earlier version; \
+                                   update it");
         }
         while let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(row)

@@ -243,7 +243,8 @@ impl fmt::Display for RejectReason {
             RejectReason::NoMemory => "the receiver has no memory for messages of this length",
             RejectReason::ShuttingDown => "the receiver is shutting down",
             RejectReason::Unverified => {
-                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP fragments only to a receiver under exclusive use (lm-recv --exclusive)"
+                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP \
+                 fragments only to a receiver under exclusive use (lm-recv --exclusive)"
             }
             RejectReason::NoReceiver => "nobody receives on that port",
             RejectReason::NoQuorum => {

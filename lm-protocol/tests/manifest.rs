@@ -200,7 +200,8 @@ proptest! {
     /// The message's digest depends on each fragment's, on their order, on the length and on the session.
     #[test]
     fn the_messages_digest_covers_everything(
-        mut digests in prop::collection::vec(any::<u64>(), 2..200), len: u64, tag: u64, at: Index, other: Index, bit in 0u32..64,
+        mut digests in prop::collection::vec(any::<u64>(), 2..200),
+        len: u64, tag: u64, at: Index, other: Index, bit in 0u32..64,
     ) {
         let right = message_digest(KEY, 3, &digests, len, tag);
         prop_assert_ne!(message_digest(KEY ^ 1, 3, &digests, len, tag), right);
@@ -230,7 +231,12 @@ proptest! {
             let (header, payload) = lm::parse_datagram(&packet).unwrap();
             prop_assert_eq!(
                 header,
-                LmHeader::Manifest { session_key: KEY, message: number, first: all.len() as u32, count: digests.len() as u32 }
+                LmHeader::Manifest {
+                    session_key: KEY,
+                    message: number,
+                    first: all.len() as u32,
+                    count: digests.len() as u32,
+                }
             );
             prop_assert!(payload.len() <= payload_len);
             lens.push(payload.len());
@@ -316,7 +322,8 @@ proptest! {
     /// doubt is asked for again, and the manifest is proved in the end.
     #[test]
     fn a_changed_digest_is_never_believed(
-        digests in prop::collection::vec(any::<u64>(), 1..300), which: Index, at: Index, bit in 0u8..8, wrong_first: bool,
+        digests in prop::collection::vec(any::<u64>(), 1..300),
+        which: Index, at: Index, bit in 0u8..8, wrong_first: bool,
     ) {
         let manifest = Manifest::new(KEY, 9, &digests, 77, 0);
         let count = digests.len() as u32;
@@ -337,12 +344,16 @@ proptest! {
             if place == which && !wrong_first {
                 outcomes.push(accept(&mut collector, &wrong));
             }
-            if let Some(told) = (0..count).find(|&index| collector.digest(index).is_some_and(|d| d != digests[index as usize])) {
+            let is_wrong = |index: &u32| collector.digest(*index).is_some_and(|d| d != digests[*index as usize]);
+        if let Some(told) = (0..count).find(is_wrong) {
                 prop_assert!(false, "digest {told} is wrong");
             }
         }
         prop_assert!(
-            outcomes.iter().any(|outcome| matches!(outcome, Err(ManifestError::Conflict { fragments: 1 }) | Err(ManifestError::Disproved))),
+            outcomes.iter().any(|outcome| matches!(
+                outcome,
+                Err(ManifestError::Conflict { fragments: 1 }) | Err(ManifestError::Disproved)
+            )),
             "{:?}", outcomes
         );
         let ranges: Vec<MissingRange> = collector.missing().collect();
@@ -359,7 +370,12 @@ proptest! {
     fn hostile_packets(
         count in 0u32..200,
         packets in prop::collection::vec(
-            (any::<(u64, u32)>(), prop_oneof![0u32..200, any::<u32>()], prop_oneof![0u32..200, any::<u32>()], prop::collection::vec(any::<u8>(), 0..400)),
+            (
+                any::<(u64, u32)>(),
+                prop_oneof![0u32..200, any::<u32>()],
+                prop_oneof![0u32..200, any::<u32>()],
+                prop::collection::vec(any::<u8>(), 0..400),
+            ),
             0..60,
         ),
         honest: bool,
@@ -373,13 +389,15 @@ proptest! {
             let total = if honest && total < 200 { count } else { total };
             let header = LmHeader::Manifest { session_key, message, first, count: total };
             let outcome = collector.accept(&header, &payload);
-            let known: u64 = u64::from(collector_count(&begun, count)) - collector.missing().map(|range| u64::from(range.len)).sum::<u64>();
+            let missing: u64 = collector.missing().map(|range| u64::from(range.len)).sum();
+        let known = u64::from(collector_count(&begun, count)) - missing;
             prop_assert!(known <= 150);
             if !honest || total != count || begun.is_err() {
                 prop_assert_eq!(outcome, Err(ManifestError::Foreign));
             }
             prop_assert!(!collector.is_proved());
-            prop_assert!((0..200).all(|index| collector.digest(index).is_none() && collector.verify(index, b"x").is_none()));
+            prop_assert!((0..200).all(|index| collector.digest(index).is_none()));
+        prop_assert!((0..200).all(|index| collector.verify(index, b"x").is_none()));
             // On the wire the same header is refused before, or agrees with its payload.
             let mut bytes = header.encode(payload.len() as u16).to_vec();
             bytes.extend_from_slice(&payload);
@@ -388,7 +406,8 @@ proptest! {
                 Ok((LmHeader::Manifest { first, count, .. }, payload)) => {
                     let n = lm_protocol::manifest::digests(payload).len() as u64;
                     prop_assert!(first < count && n > 0 && payload.len().is_multiple_of(8));
-                    prop_assert!(u64::from(first) + n <= u64::from(count) + 1 && u64::from(first) + n != u64::from(count));
+                    let end = u64::from(first) + n;
+            prop_assert!(end <= u64::from(count) + 1 && end != u64::from(count));
                 }
                 Ok(other) => prop_assert!(false, "{:?}", other),
                 Err(error) => prop_assert!(matches!(error, LmError::Index | LmError::Length), "{:?}", error),
@@ -399,7 +418,8 @@ proptest! {
             let manifest = Manifest::new(KEY, 9, &digests, 77, 0);
             for _ in 0..3 {
                 let ranges: Vec<MissingRange> = collector.missing().collect();
-                for packet in manifest.packets(160).chain(ranges.iter().flat_map(|range| manifest.packets_of(*range, 160))) {
+                let again = ranges.iter().flat_map(|range| manifest.packets_of(*range, 160));
+        for packet in manifest.packets(160).chain(again) {
                     let mut payload = vec![0; packet.payload_len()];
                     packet.write_payload(&mut payload);
                     let _ = collector.accept(&packet.header, &payload);

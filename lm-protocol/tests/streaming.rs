@@ -360,7 +360,8 @@ proptest! {
                     let range = start..a.max(b).max(start);
                     if writer.wrote(range.clone()).is_ok() {
                         prop_assert!(!ended && range.end <= len);
-                        prop_assert!(sender.release() == Release::Aborted || range.start >= released_to || range.is_empty());
+                        let is_released = range.start >= released_to || range.is_empty();
+                prop_assert!(sender.release() == Release::Aborted || is_released);
                         written[range.start as usize..range.end as usize].fill(true);
                     }
                 }

@@ -18,14 +18,16 @@ pub enum OpenError {
     #[error("a real-time socket keeps at least one message and has at least one frame")]
     Empty,
     /// A period that is shorter than a round.
-    #[error("a period of a real-time socket has {} µs at least; leave it out if none is expected", crate::socket::PERIOD_LEAST.as_micros())]
+    #[error("a period of a real-time socket has {} µs at least; leave it out if none is \
+             expected", crate::socket::PERIOD_LEAST.as_micros())]
     Period,
     /// So many descriptors has no device.
     #[error("a real-time socket has at most {0} frames; ask for fewer")]
     ManyFrames(u32),
     /// Blocks of a kind are fewer than messages that may have one.
     #[error(
-        "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use each has one; ask for \
+        "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use \
+         each has one; ask for \
          {least}, for none, or keep fewer messages", least = keep + 2
     )]
     FewBlocks {
@@ -38,12 +40,14 @@ pub enum OpenError {
     },
     /// Memory for blocks.
     #[error(
-        "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or LimitMEMLOCK= of its unit)"
+        "no memory for a socket's blocks, which is locked: {0}; ask for fewer, or allow more (ulimit -l, or \
+         LimitMEMLOCK= of its unit)"
     )]
     Blocks(#[source] io::Error),
     /// Other sockets have declared too much.
     #[error(
-        "sockets on this interface declare three quarters of its link at most, and {0} packets a second are left; declare fewer, or close others"
+        "sockets on this interface declare three quarters of its link at most, and {0} packets a second are left; \
+         declare fewer, or close others"
     )]
     Rate(u64),
     /// No descriptor by which threads wake each other.
@@ -88,7 +92,8 @@ pub enum SendError {
     Past,
     /// So many messages were sent since the endpoint was polled.
     #[error(
-        "all of the socket's memory for a message of this length waits for the endpoint; poll it, or open the socket with more blocks"
+        "all of the socket's memory for a message of this length waits for the endpoint; poll it, or open the socket \
+         with more blocks"
     )]
     NotPolled,
     /// The memory is lent by another socket.

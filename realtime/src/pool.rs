@@ -186,7 +186,8 @@ fn populated(len: u64) -> io::Result<Mapping> {
     if len >= HUGE_PAGE_LEN && memory.kind() == PageKind::Normal {
         IS_SAID.call_once(|| {
             tracing::info!(
-                "real-time blocks are on ordinary pages: too few huge ones are free; reserve some (sysctl vm.nr_hugepages)"
+                "real-time blocks are on ordinary pages: too few huge ones are free; reserve some (sysctl \
+                 vm.nr_hugepages)"
             );
         });
     }

@@ -107,7 +107,8 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
     if let Some(smoother) = &interface.smoother {
         let _ = writeln!(
             out,
-            "  smoother: {} packets/s, RP {:.1} ms, {} credits, {} forgiven, {} signals, {} programs; real time and control {}, others {}{}",
+            "  smoother: {} packets/s, RP {:.1} ms, {} credits, {} forgiven, {} signals, {} programs; real time and \
+             control {}, others {}{}",
             smoother.packets_per_second,
             smoother.refresh_period_s * 1e3,
             smoother.credits,
@@ -175,7 +176,8 @@ mod tests {
     #[test]
     fn a_smoother_has_its_line() {
         let shown = tables(&Status::smoothed());
-        let line = "  smoother: 3600 packets/s, RP 11.1 ms, -3 credits, 5 forgiven, 7 signals, 2 programs; real time and control 100, \
+        let line = "  smoother: 3600 packets/s, RP 11.1 ms, -3 credits, 5 forgiven, 7 signals, 2 programs; real time \
+                    and control 100, \
                     others 900, the kernel's 50 (11 dropped, 13 wait)";
         assert!(shown.lines().any(|had| had == line), "{shown}");
     }

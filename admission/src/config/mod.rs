@@ -422,7 +422,8 @@ fn voters(
                 count => Err(fault(
                     "voter",
                     format!(
-                        "{count} voters: the policy exclusive needs 3 or 5, the same in the same order at all hosts (1 for a trial)"
+                        "{count} voters: the policy exclusive needs 3 or 5, the same in the same order at all hosts \
+                         (1 for a trial)"
                     ),
                 )),
             }

@@ -46,8 +46,10 @@ programs-per-user = 4
 fn file_and_command_line_have_the_same_words() {
     let line = from_line(
         "--interface lm0 --interface lm1 --socket /run/x/socket --key-file /etc/key --allow-uid 1000 --allow-gid 100 \
-         --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter 10.0.0.3 \
-         --peer 10.1.0.1 --mode generic --link-rate 2.5G --law paper --tolerance 0.01 --replace-qdisc --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
+         --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter \
+         10.0.0.3 \
+         --peer 10.1.0.1 --mode generic --link-rate 2.5G --law paper --tolerance 0.01 --replace-qdisc --spin --user \
+         lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
          --programs-max 7 --memory-max 1G --queues-per-user 3 --memory-per-user 2G --programs-per-user 4",
     );
     let file: Settings = toml::from_str(BOTH).unwrap();

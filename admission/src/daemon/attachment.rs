@@ -86,7 +86,8 @@ impl Attachment {
         let place = format!("{}-{}", namespace(), interface.index);
         let lock = pins.lock(&place).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => format!(
-                "another daemon serves {name}: end it (`lm-admissiond status` shows its sockets), or choose another interface"
+                "another daemon serves {name}: end it (`lm-admissiond status` shows its sockets), or choose another \
+                 interface"
             ),
             error => format!("{name}: cannot lock it in {}: {error}", pins.name().display()),
         })?;
@@ -256,7 +257,8 @@ fn reachable(name: &str, own: Ipv4Addr, prefix_len: u8, host: SocketAddrV4) -> R
     let routed = std::net::UdpSocket::bind((own, 0)).and_then(|socket| socket.connect(host));
     routed.map_err(|error| {
         format!(
-            "{} is not on the subnet of {name}, {network}/{prefix_len}, and cannot be reached otherwise ({error}): name a host of the \
+            "{} is not on the subnet of {name}, {network}/{prefix_len}, and cannot be reached otherwise ({error}): \
+             name a host of the \
              subnet, or add a route",
             host.ip()
         )

@@ -72,7 +72,8 @@ impl Daemon {
         if let Call::Hello { version } = call {
             if version != ipc::VERSION {
                 return Err(format!(
-                    "the program speaks version {version} and this daemon version {}: use programs and daemon of the same release",
+                    "the program speaks version {version} and this daemon version {}: use programs and daemon of the \
+                     same release",
                     ipc::VERSION
                 ));
             }
@@ -363,7 +364,8 @@ fn check_offer(offer: &Offer, landing_queue: Option<u16>, mtu: u16) -> Result<()
 
 fn not_allowed(uid: u32, gid: u32) -> String {
     format!(
-        "user {uid} (primary group {gid}) is not on the daemon's list: start it with --allow-uid {uid}, or --allow-gid {gid}"
+        "user {uid} (primary group {gid}) is not on the daemon's list: start it with --allow-uid {uid}, or \
+         --allow-gid {gid}"
     )
 }
 

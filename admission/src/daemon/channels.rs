@@ -64,7 +64,8 @@ impl Daemon {
         let others = member.memory_bytes() - member.memory.get(&queue).copied().unwrap_or(0);
         if channel.registered_len > memory_max.saturating_sub(others) {
             return Err(format!(
-                "a program may have {memory_max} bytes of registered memory: use less, or start the daemon with a larger --memory-max"
+                "a program may have {memory_max} bytes of registered memory: use less, or start the daemon with a \
+                 larger --memory-max"
             ));
         }
         memory_left?;

@@ -36,14 +36,16 @@ impl Daemon {
         match (mode, generic) {
             (Mode::ZeroCopy, _) => {
                 return Err(
-                    "zero-copy mode is not for programs without privileges, whose ring entries some drivers believe: run it with \
+                    "zero-copy mode is not for programs without privileges, whose ring entries some drivers believe: \
+                     run it with \
                      privileges and --admission embedded, or without --mode zero-copy"
                         .to_owned(),
                 );
             }
             (Mode::Copy, true) => {
                 return Err(format!(
-                    "the gate of {name} is in the network stack: start the daemon with --mode copy, or use --mode generic"
+                    "the gate of {name} is in the network stack: start the daemon with --mode copy, or use --mode \
+                     generic"
                 ));
             }
             (Mode::Generic, false) => {
@@ -75,7 +77,8 @@ impl Daemon {
         let free = ground.free_queues();
         if free.is_empty() {
             return Err(format!(
-                "all {} queues of {name} are taken (`lm-admissiond status` shows by whom): end a program, or give the interface more \
+                "all {} queues of {name} are taken (`lm-admissiond status` shows by whom): end a program, or give the \
+                 interface more \
                  queues (ethtool -L)",
                 ground.queues.len()
             ));

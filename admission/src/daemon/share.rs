@@ -34,7 +34,8 @@ impl Daemon {
         let max = self.config.queues_per_user(queues.len());
         match max.saturating_sub(held) {
             0 => Err(format!(
-                "user {uid} has {held} of the {} queues of {}, and may have {max}: end a program, or start the daemon with a larger \
+                "user {uid} has {held} of the {} queues of {}, and may have {max}: end a program, or start the daemon \
+                 with a larger \
                  --queues-per-user",
                 queues.len(),
                 attachment.name
@@ -72,7 +73,8 @@ impl Daemon {
         let max = self.config.memory_per_user_bytes(machine_bytes);
         match len > max.saturating_sub(registered) {
             true => Err(format!(
-                "user {uid} has {registered} bytes of registered memory, and may have {max}: use less, or start the daemon with a larger \
+                "user {uid} has {registered} bytes of registered memory, and may have {max}: use less, or start the \
+                 daemon with a larger \
                  --memory-per-user"
             )),
             false => Ok(()),

@@ -86,7 +86,8 @@ impl Smoothing {
         let name = &attachment.name;
         let Some(link_rate) = config.link_rate else {
             return Err(format!(
-                "there is no smoother: how fast the link of {name} is, --link-rate says (lm-admissiond --link-rate 100M)"
+                "there is no smoother: how fast the link of {name} is, --link-rate says (lm-admissiond --link-rate \
+                 100M)"
             ));
         };
         let told = |error: &dyn std::fmt::Display| format!("{name}: cannot make the smoother: {error}");

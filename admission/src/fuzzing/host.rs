@@ -139,10 +139,11 @@ impl Host {
                 let interface = Interface::by_name(INTERFACE).expect("it is there");
                 let address = SocketAddrV4::new(ADDRESS, CONTROL_PORT);
                 let head = format!(
-                    r#"{{"version":1,"interfaces":[{{"name":"{INTERFACE}","index":{},"namespace":{},"address":"{address}","programs":"#,
+                    r#"{{"version":1,"interfaces":[{{"name":"{INTERFACE}","index":{},"namespace":{},"#,
                     interface.index, stat.st_ino
                 );
-                [head.as_bytes(), bytes, b"}]}"].concat()
+                let programs = format!(r#""address":"{address}","programs":"#);
+                [head.as_bytes(), programs.as_bytes(), bytes, b"}]}"].concat()
             }
         };
         std::fs::write(self.folder.join("state.json"), &text).expect("the state");

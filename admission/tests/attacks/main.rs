@@ -54,7 +54,8 @@ attacks! {
     places::unused_places_go_to_whoever_waits: embedded | daemon;
     places::a_silent_sender_holds_up_nobody: embedded | daemon;
     places::a_place_whose_message_does_not_come_goes_to_whoever_waits: embedded,
-        but not daemon: "without the key nobody has a place to keep; hosts that have it do so in tests/daemon/unused.rs";
+        but not daemon: "without the key nobody has a place to keep; hosts that have it do so in \
+                         tests/daemon/unused.rs";
     places::repeated_announcements_keep_no_place: embedded,
         but not daemon: "the same";
 }

@@ -36,7 +36,8 @@ cp "$folder/config.toml" "$folder/key" etc/lm-admissiond
 cp "$folder/lm-admissiond.service" etc/systemd/system
 # What it says is kept, and nothing else of this distribution is started for it.
 mkdir etc/systemd/system/lm-admissiond.service.d
-printf '[Unit]\nDefaultDependencies=no\n[Service]\nStandardError=append:/run/said\n' >etc/systemd/system/lm-admissiond.service.d/test.conf
+printf '[Unit]\nDefaultDependencies=no\n[Service]\nStandardError=append:/run/said\n' \
+    >etc/systemd/system/lm-admissiond.service.d/test.conf
 printf '[Unit]\nDefaultDependencies=no\nWants=lm-admissiond.service\n' >etc/systemd/system/lm-test.target
 mount -t proc lm-test proc
 mount --bind proc/sys proc/sys

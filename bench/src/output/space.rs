@@ -43,7 +43,8 @@ impl Space {
     /// Why `needed` bytes of a file beside `place` do not fit.
     pub(super) fn lacks(&self, place: &str, needed: u64) -> String {
         format!(
-            "{} are free in {place}, {} are needed and {} stay free; free some, choose another --output or a smaller --keep-free",
+            "{} are free in {place}, {} are needed and {} stay free; free some, choose another --output or a smaller \
+             --keep-free",
             approximate(self.free),
             approximate(needed),
             approximate(self.kept)

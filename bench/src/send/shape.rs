@@ -67,7 +67,8 @@ pub struct Options {
     pub(super) resume: bool,
 
     /// Messages on their way at once, as far as the send memory goes (256M, or one message if that is longer)
-    #[arg(long, short = 'w', default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, short = 'w', value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(super) window: u32,
 
     /// How fragments travel: with LM headers, or as IP fragments of UDP datagrams
@@ -132,17 +133,20 @@ impl Shape {
         let message_len = options.message_size.map_or(default_len, ByteSize::bytes);
         if wire == Wire::IpFrag && message_len > DATAGRAM_MAX {
             return Err(Failure::usage(format!(
-                "--message-size {message_len} does not fit a UDP datagram; with --wire ipfrag take at most {DATAGRAM_MAX}"
+                "--message-size {message_len} does not fit a UDP datagram; with --wire ipfrag take at most \
+                 {DATAGRAM_MAX}"
             )));
         }
         if wire == Wire::IpFrag && options.integrity == Some(IntegrityOption::Manifest) {
             return Err(Failure::usage(
-                "--integrity manifest cannot be demanded with --wire ipfrag, whose receiver decides; leave it out, or take --wire lm",
+                "--integrity manifest cannot be demanded with --wire ipfrag, whose receiver decides; leave it out, or \
+                 take --wire lm",
             ));
         }
         if wire == Wire::IpFrag && options.one_copy {
             return Err(Failure::usage(
-                "--one-copy does not go with --wire ipfrag, whose datagrams any receiver's kernel copies; leave one of them out",
+                "--one-copy does not go with --wire ipfrag, whose datagrams any receiver's kernel copies; leave one \
+                 of them out",
             ));
         }
         if input_len.is_none() && options.repeat > 1 {
@@ -152,7 +156,8 @@ impl Shape {
         }
         if options.resume && (input_len.is_none() || options.repeat > 1) {
             return Err(Failure::usage(
-                "--resume goes on with one transfer of one file; leave out --repeat, and write a stream to a file first",
+                "--resume goes on with one transfer of one file; leave out --repeat, and write a stream to a file \
+                 first",
             ));
         }
         let plan = Plan::new(input_len, message_len).ok_or_else(|| {

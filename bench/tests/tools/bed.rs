@@ -80,7 +80,8 @@ impl Bed {
         let join = |[(host, interface), (other, other_interface)]: [(&str, &str); 2]| {
             let queues = format!("numrxqueues {queues} numtxqueues {queues}");
             ip(&format!(
-                "link add {interface} netns {host} {queues} type veth peer name {other_interface} netns {other} {queues}"
+                "link add {interface} netns {host} {queues} type veth peer name {other_interface} netns {other} \
+                 {queues}"
             ));
         };
         ip(&format!("netns add {a}"));

@@ -19,20 +19,20 @@
 
 #include <lm_rt.h>
 
-#define CHECK(what)                                                                                                      \
-    do {                                                                                                                 \
-        if (!(what)) {                                                                                                   \
-            int said = errno;                                                                                            \
-            fprintf(stderr, "line %d: not so: %s (errno %d: %s)\n", __LINE__, #what, said, lm_rt_error());               \
-            exit(1);                                                                                                     \
-        }                                                                                                                \
+#define CHECK(what) \
+    do { \
+        if (!(what)) { \
+            int said = errno; \
+            fprintf(stderr, "line %d: not so: %s (errno %d: %s)\n", __LINE__, #what, said, lm_rt_error()); \
+            exit(1); \
+        } \
     } while (0)
 /* The call fails so, with a line that has these words. */
-#define FAILS(call, error, words)                                                                                        \
-    do {                                                                                                                 \
-        errno = 0;                                                                                                       \
-        CHECK((intptr_t)(call) == -1 && errno == (error));                                                               \
-        CHECK(strstr(lm_rt_error(), words) != NULL);                                                                     \
+#define FAILS(call, error, words) \
+    do { \
+        errno = 0; \
+        CHECK((intptr_t)(call) == -1 && errno == (error)); \
+        CHECK(strstr(lm_rt_error(), words) != NULL); \
     } while (0)
 #define NO_POINTER(call, error, words) FAILS((call) == NULL ? -1 : 0, error, words)
 
@@ -50,7 +50,8 @@ static struct sockaddr_in address(const char *ip, uint16_t port)
     return to;
 }
 
-static ssize_t send_to(lm_rt *socket, const void *buffer, size_t len, const struct lm_rt_options *options, struct sockaddr_in to)
+static ssize_t send_to(lm_rt *socket, const void *buffer, size_t len, const struct lm_rt_options *options,
+                       struct sockaddr_in to)
 {
     return rt_sendto(socket, buffer, len, options, (struct sockaddr *)&to, sizeof to);
 }
@@ -140,7 +141,8 @@ static void sockets_that_there_are_not(const char *interface)
     bad.interface = "\xff";
     NO_POINTER(rt_socket(&bad), EINVAL, "UTF-8");
     bad = config;
-    for (const char *const *text = (const char *const[]){"", "10.0.0.0/33", "10.0.0/8", "10.0.0.1,", "x", NULL}; *text; text++) {
+    const char *const malformed[] = {"", "10.0.0.0/33", "10.0.0/8", "10.0.0.1,", "x", NULL};
+    for (const char *const *text = malformed; *text; text++) {
         bad.allow = *text;
         NO_POINTER(rt_socket(&bad), EINVAL, "10.0.0.0/8,192.0.2.7");
     }
@@ -234,7 +236,8 @@ static void receive_same(lm_rt *socket, const char *sent, size_t len, uint32_t n
     CHECK(rt_recvfrom(socket, came, sizeof came, 1000000000, &info) == (ssize_t)len);
     CHECK(memcmp(came, sent, len) == 0);
     CHECK(info.number == number && info.lost == 0 && info.late == 0 && info.len == len && info.priority == 5);
-    CHECK(info.from.sin_addr.s_addr == address("10.77.0.2", 0).sin_addr.s_addr && info.from.sin_port == htons(LM_RT_PORT));
+    CHECK(info.from.sin_addr.s_addr == address("10.77.0.2", 0).sin_addr.s_addr);
+    CHECK(info.from.sin_port == htons(LM_RT_PORT));
     CHECK(info.sent_ns <= info.received_ns && info.received_ns <= now_ns() && info.delay_ns < 1000000000);
 }
 
@@ -248,14 +251,16 @@ static void messages_come_back(lm_rt *socket, struct sockaddr_in to)
     for (uint32_t i = 0; i < 8; i++) {
         for (size_t at = 0; at < lens[i]; at++)
             buffer[at] = (char)(at * 7919 >> 8 ^ i);
-        CHECK(rt_sendto(socket, buffer, lens[i], &options, i ? NULL : (struct sockaddr *)&to, sizeof to) == (ssize_t)lens[i]);
+        const struct sockaddr *first = i ? NULL : (struct sockaddr *)&to;
+        CHECK(rt_sendto(socket, buffer, lens[i], &options, first, sizeof to) == (ssize_t)lens[i]);
         CHECK(wait_for(socket, buffer) == LM_RT_LEFT);
         receive_same(socket, buffer, lens[i], i);
     }
     CHECK(lm_rt_stats(socket, &stats) == 0 && stats.sent == 8 && stats.received == 8 && stats.lost == 0);
     CHECK(stats.credits_per_second == 0 && stats.holds_kernel == 0);
     CHECK(stats.latency_ns.count == 8 && stats.delay_ns.count == 8 && stats.jitter_ns.count == 7);
-    CHECK(stats.latency_ns.p50 > 0 && stats.latency_ns.p50 <= stats.latency_ns.p99 && stats.latency_ns.p99 <= stats.latency_ns.p999);
+    CHECK(stats.latency_ns.p50 > 0 && stats.latency_ns.p50 <= stats.latency_ns.p99);
+    CHECK(stats.latency_ns.p99 <= stats.latency_ns.p999);
     CHECK(stats.latency_ns.p999 <= stats.latency_ns.max && stats.latency_ns.max < 1000000000);
     CHECK(stats.late_ns.count == 0 && stats.missed_ns.count == 0 && stats.lost_in_a_row.count == 0);
     while (stats.reported_whole < 8) {

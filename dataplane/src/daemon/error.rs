@@ -9,7 +9,8 @@ use std::path::PathBuf;
 pub enum DaemonError {
     /// Nobody listens.
     #[error(
-        "no admission daemon listens on {path}: start lm-admissiond, or run this with privileges and --admission embedded"
+        "no admission daemon listens on {path}: start lm-admissiond, or run this with privileges and --admission \
+         embedded"
     )]
     Absent {
         /// Where the socket should be.

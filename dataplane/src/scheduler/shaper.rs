@@ -278,7 +278,8 @@ impl Shapers {
         self.starved += 1;
         self.waits_since[class as usize] = Some(self.looked);
         tracing::warn!(
-            "nothing of the class {class:?} has left for {STARVED_AFTER:?}: {other:?} takes all that the port may send; \
+            "nothing of the class {class:?} has left for {STARVED_AFTER:?}: {other:?} takes all that the port may \
+             send; \
              give that class a shaper of its own"
         );
     }

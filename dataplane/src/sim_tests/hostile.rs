@@ -307,7 +307,8 @@ proptest! {
             key = grant.session_key;
             let packet = loop {
                 let packet = control_packet(&mut dice, 0, request_id, &ControlMessage::Grant(grant));
-                if packet.len() == 42 + packet_len(&packet) && packet[26..30] == IPS[1].octets() && packet[34..36] == (PORT + 1).to_be_bytes() {
+                let is_control = packet[26..30] == IPS[1].octets() && packet[34..36] == (PORT + 1).to_be_bytes();
+            if packet.len() == 42 + packet_len(&packet) && is_control {
                     break packet;
                 }
             };

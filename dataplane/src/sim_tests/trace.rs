@@ -344,7 +344,10 @@ fn append(path: std::ffi::OsString, text: &str) {
 }
 
 thread_local! {
-    static OF_TEST: RefCell<OfTest> = const { RefCell::new(OfTest { name: String::new(), hashes: Hashes { packets: 0, events: 0, messages: 0 } }) };
+    static OF_TEST: RefCell<OfTest> = const {
+        let hashes = Hashes { packets: 0, events: 0, messages: 0 };
+        RefCell::new(OfTest { name: String::new(), hashes })
+    };
 }
 
 /// All runs of a test, which has a thread of its own.

@@ -81,7 +81,10 @@ proptest! {
     fn a_device_has_no_more_and_no_less_than_was_said(
         least in 0u32..300,
         most in 0u32..300,
-        looks in prop::collection::vec((any::<bool>(), 0u32..400, prop_oneof![Just(0u32), 0u32..400], 0u64..60_000_000), 0..200),
+        looks in prop::collection::vec(
+            (any::<bool>(), 0u32..400, prop_oneof![Just(0u32), 0u32..400], 0u64..60_000_000),
+            0..200,
+        ),
     ) {
         let mut depth = DeviceDepth::new(least, most);
         let mut now = Time::ZERO;
@@ -267,7 +270,10 @@ proptest! {
     fn a_path_has_no_more_than_it_takes_and_one_packet_at_least(
         burst in 0u32..64,
         most in 0u32..1000,
-        looks in prop::collection::vec((any::<bool>(), 0u64..5000, prop_oneof![0u64..100_000, 0u64..300_000_000]), 0..300),
+        looks in prop::collection::vec(
+            (any::<bool>(), 0u64..5000, prop_oneof![0u64..100_000, 0u64..300_000_000]),
+            0..300,
+        ),
     ) {
         let mut depth = PathDepth::new(burst, most, Time::ZERO);
         let (mut now, mut packets) = (Time::ZERO, 0u64);

@@ -138,7 +138,8 @@ fn table() {
         false => (&[10, 100], &[0.1, 1.5]),
     };
     println!(
-        "| policy | hosts | load | requests | granted | one-copy | cancelled | timed out | wait p50 | p99 | utilisation |"
+        "| policy | hosts | load | requests | granted | one-copy | cancelled | timed out | wait p50 | p99 | \
+         utilisation |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for &hosts in all_hosts {

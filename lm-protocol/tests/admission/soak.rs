@@ -116,7 +116,8 @@ fn run(seed: u64) -> String {
     let count = |fate| world.jobs.iter().filter(|job| job.fate == fate).count();
     assert_eq!(count(Fate::Asking) + count(Fate::Holding), 0);
     format!(
-        "{} messages, {} hosts, {} voters, {} requests, {} done, {} one-copy, {} cancelled, {} lost, {} active at most, {} attacks",
+        "{} messages, {} hosts, {} voters, {} requests, {} done, {} one-copy, {} cancelled, {} lost, {} active at \
+         most, {} attacks",
         world.datagrams,
         world.setup.hosts,
         world.setup.voters,

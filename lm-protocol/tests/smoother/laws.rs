@@ -305,7 +305,10 @@ proptest! {
 
     /// No more losses than Z of the packets go without a signal, but for those that it keeps the tolerance for; and so few do.
     #[test]
-    fn losses_within_the_tolerance_are_no_signal(z_percent in 0u32..=100, losses in prop::collection::vec((1u32..50, 0u32..4), 1..200)) {
+    fn losses_within_the_tolerance_are_no_signal(
+        z_percent in 0u32..=100,
+        losses in prop::collection::vec((1u32..50, 0u32..4), 1..200),
+    ) {
         let parameters = Parameters { loss_tolerance: f64::from(z_percent) / 100.0, ..table_3(Law::Paper) };
         let mut smoother = Smoother::new(parameters, Time::ZERO).unwrap();
         let most = (40 * z_percent).max(100);

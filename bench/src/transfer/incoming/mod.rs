@@ -531,7 +531,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         let longest = plan.longest_message();
         if longest > self.policy.max_message_len {
             let text = format!(
-                "messages of {} are larger than the receiver's limit of {}; send with a smaller --message-size or start the receiver with a larger --max-message-size",
+                "messages of {} are larger than the receiver's limit of {}; send with a smaller --message-size or \
+                 start the receiver with a larger --max-message-size",
                 ByteSize::new(longest),
                 ByteSize::new(self.policy.max_message_len)
             );

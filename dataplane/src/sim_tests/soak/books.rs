@@ -218,7 +218,8 @@ pub(in crate::sim_tests) fn check_packets(
     let used = counters.packets_used + counters.challenged + counters.fragments_delivered + open;
     if taken != used + dropped {
         return Err(format!(
-            "{taken} packets were taken, {used} were of use and {dropped} dropped ({open} in open messages): {counters:?}"
+            "{taken} packets were taken, {used} were of use and {dropped} dropped ({open} in open messages): \
+             {counters:?}"
         ));
     }
     Ok(())

@@ -194,7 +194,8 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             capabilities: _,
         }) => write!(
             line,
-            "grant {session_key:x} {data_port} {} {} {} {landing_queue} {prefix} {frames_per_packet} {repeats_apart} {} \
+            "grant {session_key:x} {data_port} {} {} {} {landing_queue} {prefix} {frames_per_packet} {repeats_apart} \
+             {} \
              {max_message_len} {} {packet_limit} {lease_ms} {first_message} {lands}",
             layout.wire().to_u8(),
             layout.header_len(),
