@@ -26,7 +26,7 @@ use crate::landing::Inbound;
 use crate::landing_side::LandingSide;
 use crate::notices::Fault;
 use crate::placing::Left;
-use crate::port::{Port, RxQueue, Steer};
+use crate::port::{EffectiveMode, Port, RxQueue, Steer};
 
 impl<P: Port> Engine<P> {
     pub(crate) fn begin_aside(
@@ -38,8 +38,9 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
         let busy = Refusal::busy(Duration::from_millis(50));
         if request.wire != Wire::Lm {
-            // IP fragments have no other path, and wait.
-            return Err(match request.lands {
+            // IP fragments have no other path, and wait where they may land.
+            let may_land = self.port.effective_mode() != EffectiveMode::CopyGeneric;
+            return Err(match request.lands && may_land {
                 true => busy,
                 false => RejectReason::Unsupported.into(),
             });

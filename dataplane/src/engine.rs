@@ -84,10 +84,8 @@ pub(crate) struct Fixed {
 /// On which terms an endpoint receives messages of many fragments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receives {
-    /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
-    /// in generic mode (veth leaves `queue_mapping`, and `skb_get_rx_queue` takes one off).
+    /// Which transmit queue of a veth peer reaches our landing queue: the same number. In generic mode nothing lands.
     pub(crate) tx_queue: Option<u16>,
-    pub(crate) one_processor: bool,
     pub(crate) on_the_way: OnTheWay,
     /// And no more than fill the path.
     pub(crate) adapts: bool,

@@ -302,7 +302,6 @@ impl<P: Port> Engine<P> {
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
             caps: self.fixed.caps,
-            one_processor: self.fixed.receives.one_processor,
             first_message: granted.first_message,
             limits: Limits {
                 messages_in_flight: messages_in_flight(request.messages_in_flight, &granted.layout),

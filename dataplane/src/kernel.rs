@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lm_cards::Steering;
-use lm_ebpf::{AttachMode, CpuCheck, Gate, GateConfig, Log, Verdict};
+use lm_ebpf::{AttachMode, Gate, GateConfig, Log, Verdict};
 use lm_protocol::landing::SessionAdmission;
 
 use crate::daemon::Daemon;
@@ -45,10 +45,6 @@ pub struct KernelNicConfig<'a> {
     pub port: u16,
     /// Copy or zero-copy, native or generic.
     pub mode: ModeRequest,
-    /// Queues that will be landing queues: in generic mode each needs a CPU of its own (I3a).
-    pub landing_queues: &'a [u32],
-    /// How generic mode makes sure of that.
-    pub cpu_check: CpuCheck,
     /// The memory of all channels.
     pub mapping: &'a Arc<Mapping>,
     /// Length of a chunk in bytes, 2048 to 4096.
@@ -123,8 +119,6 @@ impl KernelNic {
             data_port: udp.data_port(),
             several_programs: false,
             control_port: udp.control_port(),
-            landing_queues: config.landing_queues.to_vec(),
-            cpu_check: config.cpu_check,
         };
         let gate = Gate::attach(config.interface_index, &gate, attach_mode(config.mode))?;
         Ok(KernelNic::with(config, Authority::Own(Box::new(gate)), udp))

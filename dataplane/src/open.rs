@@ -7,7 +7,6 @@ use lm_cards::{
     Demand, Facts, Interface, JournalError, Obstacle, Shaping, ShapingError, chunk_len_for, judge,
     rx_ring_len,
 };
-use lm_ebpf::CpuCheck;
 use lm_protocol::geometry::MIN_MTU;
 use lm_protocol::session::Admit;
 
@@ -149,8 +148,6 @@ impl Site {
             local_ip: self.local_ip(),
             port: config.port,
             mode,
-            landing_queues: self.shape.queues.landing.as_slice(),
-            cpu_check: CpuCheck::Rps,
             mapping: memory.mapping,
             chunk_len: memory.chunk_len,
             multi_buffer: memory.multi_buffer,
@@ -172,6 +169,7 @@ impl Opened<KernelNic> {
         let mut opened = Opened::open(config.clone(), plan, site)?;
         let queues = site.shape.queues;
         if !site.veth
+            && opened.port.effective_mode() == EffectiveMode::CopyNative
             && let (Some(_), Some(landing)) = (queues.general, queues.landing)
             && let Err(error) = opened.port.begin_steering(&site.interface, &[landing])
         {

@@ -36,7 +36,7 @@ use crate::over::{Device, PortMemory};
 use crate::own_node::OwnNode;
 use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
-use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
+use crate::port::{Caps, EffectiveMode, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::scheduler::{Scheduler, Transmit};
 use crate::sending::Sending;
 use crate::small::{General, Small};
@@ -348,6 +348,7 @@ impl<P: Port> Parts<P> {
         let capture = config.link.capture.clone().map(Capture::new);
         let (data, has_daemon) = (fixed.local, daemon.is_some());
         let boot_id = entropy.draw();
+        let lands = port.effective_mode() != EffectiveMode::CopyGeneric;
         let introductions = Introductions::new(&mut entropy, config.admission.allow.clone());
         let node = (!has_daemon).then(|| {
             OwnNode::new(
@@ -356,6 +357,7 @@ impl<P: Port> Parts<P> {
                 config.patience,
                 admit,
                 boot_id,
+                lands,
             )
         });
         let mut engine = Engine {

@@ -219,7 +219,7 @@ impl<P: Port> Opened<P> {
         self,
         device: Device,
         shape: &Shape,
-        warnings: Vec<String>,
+        mut warnings: Vec<String>,
         admit: Box<dyn Admit + Send>,
     ) -> Result<Endpoint<P>, OpenError> {
         let on_the_way = self.on_the_way(&device);
@@ -232,6 +232,13 @@ impl<P: Port> Opened<P> {
             parts,
         } = self;
         let generic = port.effective_mode() == EffectiveMode::CopyGeneric;
+        if generic && shape.queues.landing.is_some() {
+            warnings.push(format!(
+                "{} is in generic mode, where large messages are copied instead of landing: use an interface whose \
+                 driver runs XDP programs (--mode copy)",
+                device.name
+            ));
+        }
         let mut entropy = port.seed().map_or(Entropy::Kernel, Entropy::Seeded);
         let fixed = Fixed {
             local: port.side().local(),
@@ -252,9 +259,8 @@ impl<P: Port> Opened<P> {
             transmit_registered_len: plan.landing_arena,
             receives: Receives {
                 tx_queue: (shape.queues.landing)
-                    .filter(|_| plan.caps.tx_steers)
-                    .map(|queue| queue as u16 + u16::from(generic)),
-                one_processor: generic,
+                    .filter(|_| plan.caps.tx_steers && !generic)
+                    .map(|queue| queue as u16),
                 on_the_way,
                 adapts: config.link.depth.adapts(),
                 ring_len: landing_ring_len(&plan.caps),

@@ -32,15 +32,18 @@ pub(crate) struct OwnNode {
 }
 
 impl OwnNode {
+    /// `lands`: whether a session may have a place at all.
     pub(crate) fn new(
         data: SocketAddrV4,
         key: Option<ClusterKey>,
         patience: Duration,
         admit: Box<dyn Admit + Send>,
         boot_id: u64,
+        lands: bool,
     ) -> OwnNode {
+        let config = OwnNode::config(data, key, patience, boot_id, lands);
         OwnNode {
-            node: Node::new(OwnNode::config(data, key, patience, boot_id), Time::ZERO),
+            node: Node::new(config, Time::ZERO),
             admit,
             due: None,
             looked_ns: 0,
@@ -49,7 +52,13 @@ impl OwnNode {
         }
     }
 
-    fn config(data: SocketAddrV4, key: Option<ClusterKey>, patience: Duration, boot_id: u64) -> Config {
+    fn config(
+        data: SocketAddrV4,
+        key: Option<ClusterKey>,
+        patience: Duration,
+        boot_id: u64,
+        lands: bool,
+    ) -> Config {
         Config {
             address: SocketAddrV4::new(*data.ip(), data.port().wrapping_add(1)),
             boot_id,
@@ -58,7 +67,7 @@ impl OwnNode {
             limits: Limits {
                 patience,
                 // Others are to find a place, whatever one host asks for.
-                sessions_of_address: PLACES as usize / 2,
+                sessions_of_address: if lands { PLACES as usize / 2 } else { 0 },
                 waiting_of_address: WAITING_OF_ADDRESS,
                 ..Limits::default()
             },
@@ -129,7 +138,7 @@ impl OwnNode {
         boot_id: u64,
         aside: usize,
     ) -> OwnNode {
-        let config = OwnNode::config(data, None, patience, boot_id);
+        let config = OwnNode::config(data, None, patience, boot_id, true);
         let limits = Limits {
             aside,
             ..config.limits

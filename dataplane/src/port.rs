@@ -74,8 +74,8 @@ impl fmt::Display for EffectiveMode {
 /// What a receive queue is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing is received, it only sends. For devices where another queue than the landing queue's number reaches the receiver's
-    /// landing queue (veth in generic mode delivers what queue q + 1 sends to queue q).
+    /// Nothing is received, it only sends. For devices where the sender's queue decides which one receives (veth), and
+    /// the receiver's landing queue has another number than ours.
     SendOnly,
     /// Small LM packets.
     General,
@@ -207,8 +207,8 @@ pub trait RxQueue: fmt::Debug + Send {
     fn entry(&self, position: u64) -> LogEntry;
 
     /// How many of the `most` packets from `position` on were accepted as `first` says, each with the next sequence number and the next
-    /// lower index; with `any_cpu`, whatever CPU accepted them.
-    fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32;
+    /// lower index, whatever CPU accepted them.
+    fn descending(&self, position: u64, first: &LogEntry, most: u32) -> u32;
 
     /// What was lost behind the point at which packets are accepted, since the queue was opened.
     fn drops(&self) -> QueueDrops;

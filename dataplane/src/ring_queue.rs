@@ -153,8 +153,8 @@ impl<B: Bell> RxQueue for RingRx<B> {
     }
 
     #[inline]
-    fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32 {
-        self.log.descending(position, first, any_cpu, most)
+    fn descending(&self, position: u64, first: &LogEntry, most: u32) -> u32 {
+        self.log.descending(position, first, most)
     }
 
     fn drops(&self) -> QueueDrops {

@@ -58,9 +58,9 @@ pub struct Fit {
 }
 
 impl LandingTerms {
-    /// What a program offers to the daemon of its host, in copy mode. On veth (`is_veth`) a sender's queue selects the receiver's, in
-    /// generic mode (`is_generic`) the one below it.
-    pub fn of_offer(offer: &Offer, local: SocketAddrV4, is_veth: bool, is_generic: bool) -> LandingTerms {
+    /// What a program offers to the daemon of its host, in copy mode. `is_steered`: a sender's queue selects the
+    /// receiver's, as on veth.
+    pub fn of_offer(offer: &Offer, local: SocketAddrV4, is_steered: bool) -> LandingTerms {
         LandingTerms {
             local,
             mtu: offer.mtu,
@@ -68,7 +68,7 @@ impl LandingTerms {
             chunk_len: offer.chunk_len,
             max_message_len: offer.max_message_len,
             window_fragments: (1, offer.window_max.clamp(1, WINDOW_FRAGMENTS_MAX)),
-            tx_queue: is_veth.then(|| offer.queue.saturating_add(u16::from(is_generic))),
+            tx_queue: is_steered.then_some(offer.queue),
             zero_copy: false,
             prefix: 0,
             exclusive: false,

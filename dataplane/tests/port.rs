@@ -15,7 +15,7 @@ use lm_dataplane::port::{
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::XdpStatistics;
 use lm_dataplane::{KernelNic, KernelNicConfig, UdpError};
-use lm_ebpf::{AttachError, CpuCheck, Verdict};
+use lm_ebpf::{AttachError, Verdict};
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -56,7 +56,7 @@ struct Host<P: Port> {
     umem: Umem,
     general: Queue<P>,
     landing: Queue<P>,
-    /// Where another queue than the landing queue reaches the other host's landing queue: that one.
+    /// Where its own landing queue is not the first behind the general one: the transmit queue to the other host's.
     beside: Option<P::Tx>,
     next_frame: u64,
 }
@@ -74,14 +74,14 @@ fn spec(queue: u32, role: Role) -> QueueSpec {
 }
 
 impl<P: Port> Host<P> {
-    fn new(mut nic: P, umem: Umem, shifted: bool) -> Host<P> {
+    fn new(mut nic: P, umem: Umem, landing_queue: u32) -> Host<P> {
         let general = Queue::open(&mut nic, &spec(0, Role::General));
-        let landing = Queue::open(&mut nic, &spec(1, Role::Landing));
-        let open = nic.open(&spec(1, Role::SendOnly));
-        assert!(matches!(open, Err(PortError::QueueOpen { queue: 1 })));
-        let beside = shifted.then(|| {
+        let landing = Queue::open(&mut nic, &spec(landing_queue, Role::Landing));
+        let open = nic.open(&spec(landing_queue, Role::SendOnly));
+        assert!(matches!(open, Err(PortError::QueueOpen { queue }) if queue == landing_queue));
+        let beside = (landing_queue != 1).then(|| {
             let (_, tx) = nic
-                .open(&spec(2, Role::SendOnly))
+                .open(&spec(1, Role::SendOnly))
                 .expect("a queue that only sends");
             tx
         });
@@ -95,7 +95,7 @@ impl<P: Port> Host<P> {
         }
     }
 
-    /// Sends one packet on the general (0) or landing (1) queue and waits for its completion.
+    /// Sends one packet to the other host's general (0) or landing (1) queue and waits for its completion.
     fn send(&mut self, queue: u32, packet: &[u8]) {
         let tx = match (queue, &mut self.beside) {
             (0, _) => &mut self.general.tx,
@@ -407,7 +407,7 @@ fn memory() -> Umem {
     Umem::new(1 << 20, HugePages::Off).expect("memory")
 }
 
-fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<SimNic>) {
+fn simulated(config: WireConfig, ring_start: u32, landing_of_a: u32) -> (Wire, Host<SimNic>, Host<SimNic>) {
     let (a, b) = (memory(), memory());
     let host = |ip, umem: &Umem| HostConfig {
         ip,
@@ -419,20 +419,15 @@ fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<S
         tx_metadata_len: 0,
         ring_start,
     };
-    let shifted = config.queue_shift != 0;
     let (wire, nic_a, nic_b) = lm_sim::wire(config, [host(A, &a), host(B, &b)]);
-    (wire, Host::new(nic_a, a, shifted), Host::new(nic_b, b, shifted))
+    (wire, Host::new(nic_a, a, landing_of_a), Host::new(nic_b, b, 1))
 }
 
 #[test]
 fn the_story_on_the_simulated_nic() {
     for ring_start in [0, u32::MAX, u32::MAX - 20] {
-        for queue_shift in [0, 1] {
-            let config = WireConfig {
-                queue_shift,
-                ..WireConfig::default()
-            };
-            let (wire, a, b) = simulated(config, ring_start);
+        for landing_of_a in [1, 2] {
+            let (wire, a, b) = simulated(WireConfig::default(), ring_start, landing_of_a);
             assert_eq!(a.nic.effective_mode(), EffectiveMode::Simulated);
             story(a, b, [lm_sim::mac_of(A), lm_sim::mac_of(B)]);
             let counters = wire.counters();
@@ -450,9 +445,6 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
         local_ip: ip,
         port: PORT,
         mode,
-        landing_queues: &[1],
-        // Generic mode here: this thread alone sends, and veth delivers inline.
-        cpu_check: CpuCheck::Caller(|_| Ok(())),
         mapping: umem.mapping(),
         chunk_len: 4096,
         multi_buffer: false,
@@ -470,21 +462,21 @@ fn detached() -> Interface {
     })
 }
 
-fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
+fn on_the_kernels_nic(mode: ModeRequest, landing_of_a: u32) {
     let pair = Pair::new(3);
-    let open = |namespace: &bed::Namespace, device: &str, ip| {
+    let open = |namespace: &bed::Namespace, device: &str, ip, landing_queue| {
         namespace.run(|| {
             let interface = Interface::by_name(device).expect("the device");
             let umem = memory();
             let nic = KernelNic::open(&kernel_config(interface.index, ip, mode, &umem));
             let nic = nic.unwrap_or_else(|error| panic!("{error}"));
-            let host = Host::new(nic, umem, effective == EffectiveMode::CopyGeneric);
-            assert_eq!(host.nic.effective_mode(), effective);
+            let host = Host::new(nic, umem, landing_queue);
+            assert_eq!(host.nic.effective_mode(), EffectiveMode::CopyNative);
             (host, interface)
         })
     };
-    let (a, va) = open(&pair.a, "va", A);
-    let (mut b, vb) = open(&pair.b, "vb", B);
+    let (a, va) = open(&pair.a, "va", A, landing_of_a);
+    let (mut b, vb) = open(&pair.b, "vb", B, 1);
     // One gate an interface, one endpoint a port.
     let second = |port| {
         pair.a.run(|| {
@@ -508,17 +500,10 @@ fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
 }
 
 #[test]
-fn the_story_on_the_kernels_nic_native() {
+fn the_story_on_the_kernels_nic() {
     if bed::root() {
-        on_the_kernels_nic(ModeRequest::Copy, EffectiveMode::CopyNative);
-        on_the_kernels_nic(ModeRequest::Auto, EffectiveMode::CopyNative);
-    }
-}
-
-#[test]
-fn the_story_on_the_kernels_nic_generic() {
-    if bed::root() {
-        on_the_kernels_nic(ModeRequest::Generic, EffectiveMode::CopyGeneric);
+        on_the_kernels_nic(ModeRequest::Copy, 1);
+        on_the_kernels_nic(ModeRequest::Auto, 2);
     }
 }
 
@@ -554,7 +539,7 @@ fn packets_cross_by_hand_and_in_turn() {
         delivery: Delivery::Manual,
         ..WireConfig::default()
     };
-    let (wire, mut a, mut b) = simulated(config, u32::MAX - 2);
+    let (wire, mut a, mut b) = simulated(config, u32::MAX - 2, 1);
     let eager = |number| {
         packet(
             [[2; 6]; 2],
@@ -589,7 +574,7 @@ fn packets_cross_by_hand_and_in_turn() {
 
 #[test]
 fn the_simulated_nic_loses_as_the_kernel_does() {
-    let (wire, mut a, mut b) = simulated(WireConfig::default(), 0);
+    let (wire, mut a, mut b) = simulated(WireConfig::default(), 0, 1);
     let eager = packet(
         [[2; 6]; 2],
         LmHeader::Eager {

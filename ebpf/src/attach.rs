@@ -9,8 +9,8 @@ use aya::programs::{ProgramError, Xdp, loaded_programs};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use sha2::{Digest as _, Sha256};
 
-use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, FLAG_SEVERAL_PROGRAMS, QUEUES};
-use crate::{rps, sys};
+use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, FLAG_SEVERAL_PROGRAMS};
+use crate::sys;
 
 /// The committed object, aligned as the loader's ELF reader needs it.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../gate.o");
@@ -29,10 +29,6 @@ pub struct GateConfig {
     pub several_programs: bool,
     /// UDP port of the control protocol: packets to it always pass.
     pub control_port: u16,
-    /// Queues that will be landing queues: in generic mode each needs a CPU of its own.
-    pub landing_queues: Vec<u32>,
-    /// How generic mode makes sure of that.
-    pub cpu_check: CpuCheck,
 }
 
 impl Default for GateConfig {
@@ -42,27 +38,6 @@ impl Default for GateConfig {
             data_port: 7168,
             several_programs: false,
             control_port: 7169,
-            landing_queues: Vec::new(),
-            cpu_check: CpuCheck::Rps,
-        }
-    }
-}
-
-/// How generic mode makes sure that one CPU at a time runs the gate for a landing queue (I3a).
-#[derive(Clone, Copy, Debug, Default)]
-pub enum CpuCheck {
-    /// The queue's RPS mask must name exactly one CPU.
-    #[default]
-    Rps,
-    /// The caller knows better: called with the queue, an error says what is missing.
-    Caller(fn(u32) -> Result<(), String>),
-}
-
-impl CpuCheck {
-    pub(crate) fn check(self, interface: &str, queue: u32) -> Result<(), String> {
-        match self {
-            CpuCheck::Rps => rps::only_cpu(interface, queue).map(|_| ()),
-            CpuCheck::Caller(check) => check(queue),
         }
     }
 }
@@ -70,12 +45,12 @@ impl CpuCheck {
 /// Which mode to ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
-    /// Native, or else generic with a warning, if each landing queue has a CPU of its own.
+    /// Native, or else generic with a warning.
     #[default]
     Auto,
     /// In the driver, or not at all.
     Native,
-    /// In the network stack.
+    /// In the network stack, where no session may land.
     Generic,
 }
 
@@ -95,9 +70,6 @@ pub enum AttachError {
     /// No such interface in this network namespace.
     #[error("there is no interface with index {0}")]
     NoInterface(u32),
-    /// A queue number that the gate's maps do not hold.
-    #[error("queue {0} is beyond the gate's 64 queues")]
-    NoQueue(u32),
     /// The process may not do this.
     #[error(
         "{action} needs {capabilities}: run as root, grant them to the program, or start the admission daemon \
@@ -143,19 +115,6 @@ pub enum AttachError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Generic mode would break the pairing of log and RX ring (I3a).
-    #[error(
-        "generic mode on {interface} needs a single CPU for landing queue {queue}, but {reason}: write a mask with one \
-         bit to /sys/class/net/{interface}/queues/rx-{queue}/rps_cpus"
-    )]
-    ManyCpus {
-        /// Interface name.
-        interface: String,
-        /// Landing queue.
-        queue: u32,
-        /// What was found.
-        reason: String,
-    },
     /// The kernel's answer about the interface, or the maps, could not be had.
     #[error("cannot set up the gate: {0}")]
     System(#[from] io::Error),
@@ -171,9 +130,6 @@ pub(crate) struct Attached {
 }
 
 pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Result<Attached, AttachError> {
-    if let Some(&queue) = config.landing_queues.iter().find(|&&queue| queue >= QUEUES) {
-        return Err(AttachError::NoQueue(queue));
-    }
     let interface = free_interface(ifindex)?;
     let mut warnings = Vec::new();
     if mode != AttachMode::Generic {
@@ -181,18 +137,9 @@ pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Res
         match link(&ebpf, ifindex, EffectiveMode::Native) {
             Ok(link) => return Ok(Attached { ebpf, link, mode: EffectiveMode::Native, interface, warnings }),
             Err(source) if mode == AttachMode::Auto && !is_final(&source) => warnings.push(format!(
-                "{interface} does not run XDP programs in its driver ({source}): generic mode, which is slower"
+                "{interface} does not run XDP programs in its driver ({source}): generic mode, where large messages are copied"
             )),
             Err(source) => return Err(refused(ifindex, interface, source, EffectiveMode::Native)),
-        }
-    }
-    for &queue in &config.landing_queues {
-        if let Err(reason) = config.cpu_check.check(&interface, queue) {
-            return Err(AttachError::ManyCpus {
-                interface,
-                queue,
-                reason,
-            });
         }
     }
     let ebpf = load(config, EffectiveMode::Generic)?;

@@ -21,12 +21,11 @@ mod log;
 mod log_tests;
 pub mod model;
 mod role;
-mod rps;
 mod shared;
 mod sys;
 mod verdict;
 
-pub use attach::{AttachError, AttachMode, CpuCheck, EffectiveMode, GateConfig};
+pub use attach::{AttachError, AttachMode, EffectiveMode, GateConfig};
 pub use credits::CreditPage;
 pub use gate::{Gate, GateError, OpenSession, Quiesce, Quiet, remove_defunct_pins, remove_pins};
 pub use log::{Log, LogWriter};

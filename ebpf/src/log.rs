@@ -113,19 +113,16 @@ impl Log {
     }
 
     /// How many of the `most` entries from `position` on are as `first` says, each with the next sequence number and
-    /// the next lower index; with `any_cpu`, whatever CPU ran the gate.
+    /// the next lower index, whatever CPU ran the gate.
     #[inline]
-    pub fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32 {
+    pub fn descending(&self, position: u64, first: &LogEntry, most: u32) -> u32 {
         let tail = |cpu: u8| {
             let [low, high] = first.frame_len.to_ne_bytes();
             u32::from_ne_bytes([low, high, first.padding_len, cpu])
         };
         // The bits that count of the last word.
-        let kept = match any_cpu {
-            true => !(tail(0) ^ tail(u8::MAX)),
-            false => u32::MAX,
-        };
-        let last = tail(first.cpu);
+        let kept = !(tail(0) ^ tail(u8::MAX));
+        let last = tail(0);
         let is_next = |at: &u32| {
             let [low, high] = first.sequence.wrapping_add(*at as u16).to_ne_bytes();
             // Frames: zero, as in every accepted entry.

@@ -5,20 +5,14 @@ mod bed;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
+use bed::pair::lm_session;
 use lm_ebpf::{AttachError, AttachMode, EffectiveMode, Gate, GateConfig, GateError, Role};
-
-fn with_landing(queue: u32) -> GateConfig {
-    GateConfig {
-        landing_queues: vec![queue],
-        ..GateConfig::default()
-    }
-}
 
 #[test]
 fn native_attaches_and_detaches() {
     bed::in_namespace(|| {
         let (ifindex, _) = bed::veth_pair();
-        let gate = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap();
+        let gate = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap();
         assert_eq!(gate.mode(), EffectiveMode::Native);
         assert!(gate.warnings().is_empty());
         assert_eq!(gate.interface(), "veth0");
@@ -32,8 +26,6 @@ fn what_cannot_be_attached_to() {
     bed::in_namespace(|| {
         let error = Gate::attach(999, &GateConfig::default(), AttachMode::Auto).unwrap_err();
         assert!(matches!(error, AttachError::NoInterface(999)), "{error}");
-        let error = Gate::attach(1, &with_landing(64), AttachMode::Auto).unwrap_err();
-        assert!(matches!(error, AttachError::NoQueue(64)), "{error}");
         // The loopback device's driver runs no XDP programs.
         let error = Gate::attach(1, &GateConfig::default(), AttachMode::Native).unwrap_err();
         assert!(matches!(error, AttachError::NoNative { .. }), "{error}");
@@ -77,9 +69,9 @@ fn a_foreign_program_is_named() {
 }
 
 #[test]
-fn fallback_needs_one_cpu_per_landing_queue() {
+fn generic_where_the_driver_refuses() {
     bed::in_namespace(|| {
-        // The driver refuses: its peer has more transmit queues than it has receive queues (`veth_xdp_set`).
+        // Its peer has more transmit queues than it has receive queues (`veth_xdp_set`).
         let queues = |count| format!("numrxqueues {count} numtxqueues {count}");
         bed::ip(&format!(
             "link add veth0 {} type veth peer name veth1 {}",
@@ -87,56 +79,31 @@ fn fallback_needs_one_cpu_per_landing_queue() {
             queues(3)
         ));
         let ifindex = bed::ifindex("veth0");
-        let mask = "class/net/veth0/queues/rx-1/rps_cpus";
-        let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Native).unwrap_err();
+        let error = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Native).unwrap_err();
         assert!(matches!(error, AttachError::NoNative { .. }), "{error}");
-        let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("its RPS mask names 0 CPUs instead of one"),
-            "{error}"
-        );
-        if std::thread::available_parallelism().unwrap().get() > 1 {
-            bed::write_sysfs(mask, "3");
-            let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap_err();
-            assert!(
-                error
-                    .to_string()
-                    .contains("its RPS mask names 2 CPUs instead of one"),
-                "{error}"
-            );
-        }
-        bed::write_sysfs(mask, "1");
-        let mut gate = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap();
+        let gate = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap();
         assert_eq!(gate.mode(), EffectiveMode::Generic);
         assert_eq!(gate.warnings().len(), 1);
         assert!(
-            gate.warnings()[0].contains("generic mode"),
+            gate.warnings()[0].contains("generic mode, where large messages are copied"),
             "{:?}",
             gate.warnings()
         );
-        gate.set_role(1, Role::Landing).unwrap();
-        gate.set_role(0, Role::General).unwrap();
-        // A landing queue that nobody announced is checked as well.
-        let error = gate.set_role(0, Role::Landing).unwrap_err();
-        assert!(matches!(error, GateError::ManyCpus { queue: 0, .. }), "{error}");
-        drop(gate);
-        // Without landing queues nothing has to be paired.
-        bed::attach_once_free(ifindex, &GateConfig::default(), AttachMode::Auto);
     });
 }
 
 #[test]
-fn generic_on_demand() {
+fn generic_on_demand_and_nothing_lands_there() {
     bed::in_namespace(|| {
         let (ifindex, _) = bed::veth_pair();
-        let error = Gate::attach(ifindex, &with_landing(0), AttachMode::Generic).unwrap_err();
-        assert!(matches!(error, AttachError::ManyCpus { queue: 0, .. }), "{error}");
-        bed::write_sysfs("class/net/veth0/queues/rx-0/rps_cpus", "2");
-        let gate = Gate::attach(ifindex, &with_landing(0), AttachMode::Generic).unwrap();
+        let mut gate = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Generic).unwrap();
         assert_eq!(gate.mode(), EffectiveMode::Generic);
         assert!(gate.warnings().is_empty());
+        gate.set_role(1, Role::Landing).unwrap();
+        let error = gate.open_session(1, &lm_session()).unwrap_err();
+        assert!(matches!(error, GateError::Generic), "{error}");
+        assert!(!error.to_string().contains('\n'), "{error}");
+        assert!(gate.open_sessions().is_empty());
     });
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bed::packet::{DATA_PORT, EAGER, LOCAL, Packet};
 use bed::pair::lm_session;
 use bed::xsk::{Sender, Xsk};
-use lm_ebpf::{AttachMode, CpuCheck, EffectiveMode, Gate, GateConfig, Role, Verdict};
+use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig, Role, Verdict};
 use lm_protocol::landing::SessionAdmission;
 
 const QUEUE: u32 = 0;
@@ -27,7 +27,6 @@ fn link() -> (u32, u32) {
 fn config() -> GateConfig {
     GateConfig {
         local_ip: Some(LOCAL),
-        landing_queues: vec![QUEUE],
         ..GateConfig::default()
     }
 }
@@ -40,12 +39,14 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn pairs_with_the_rx_ring(mode: AttachMode) {
+#[test]
+fn the_log_pairs_with_the_rx_ring() {
+    bed::in_namespace(pairs_with_the_rx_ring);
+}
+
+fn pairs_with_the_rx_ring() {
     let (ifindex, peer) = link();
-    if mode == AttachMode::Generic {
-        bed::write_sysfs("class/net/veth0/queues/rx-0/rps_cpus", "1");
-    }
-    let mut gate = Gate::attach(ifindex, &config(), mode).unwrap();
+    let mut gate = Gate::attach(ifindex, &config(), AttachMode::Native).unwrap();
     let mut xsk = Xsk::bind(ifindex, QUEUE);
     let socket = UdpSocket::bind((LOCAL, DATA_PORT)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -138,16 +139,6 @@ fn xsk_has(xsk: &mut Xsk, position: u64, log: &lm_ebpf::Log) -> bool {
 }
 
 #[test]
-fn the_log_pairs_with_the_rx_ring_native() {
-    bed::in_namespace(|| pairs_with_the_rx_ring(AttachMode::Native));
-}
-
-#[test]
-fn the_log_pairs_with_the_rx_ring_generic_on_one_cpu() {
-    bed::in_namespace(|| pairs_with_the_rx_ring(AttachMode::Generic));
-}
-
-#[test]
 fn small_packets_reach_the_general_queue() {
     bed::in_namespace(|| {
         let (ifindex, peer) = link();
@@ -237,24 +228,5 @@ fn native_mode_counts_without_atomics() {
                 .all(|(entry, position)| entry.sequence == position as u16)
         );
         assert!(messages.windows(2).all(|pair| pair[1].message > pair[0].message));
-    });
-}
-
-#[test]
-fn a_caller_may_vouch_for_the_cpu() {
-    bed::in_namespace(|| {
-        let (ifindex, other) = link();
-        let vouch = GateConfig {
-            cpu_check: CpuCheck::Caller(|_| Ok(())),
-            ..config()
-        };
-        Gate::attach(ifindex, &vouch, AttachMode::Generic).unwrap();
-        let refuse = GateConfig {
-            cpu_check: CpuCheck::Caller(|queue| Err(format!("queue {queue} roams"))),
-            ..config()
-        };
-        // Another interface: this one may be taken for a moment still.
-        let error = Gate::attach(other, &refuse, AttachMode::Generic).unwrap_err();
-        assert!(error.to_string().contains("queue 0 roams"), "{error}");
     });
 }

@@ -141,6 +141,9 @@ impl Attachment {
             tracing::warn!(interface = name, "{warning}");
         }
         let mut limits = Limits::default();
+        if gate.mode() == EffectiveMode::Generic {
+            limits.sessions_of_address = 0;
+        }
         let policy = match &config.voters {
             None => {
                 limits.patience = PATIENCE;

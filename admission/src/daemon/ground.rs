@@ -384,8 +384,9 @@ impl Ground {
         has_place: bool,
     ) -> Result<Terms, Refusal> {
         let active_until_ns = self.active_until_ns;
-        let (address, mtu, is_veth) = (self.address, self.mtu, self.is_veth);
-        let is_generic = self.gate.mode() == EffectiveMode::Generic;
+        let (address, mtu) = (self.address, self.mtu);
+        let may_land = self.gate.mode() == EffectiveMode::Native;
+        let is_steered = self.is_veth && may_land;
         // After a restart also rows that were free before: opening one of them would wait.
         let closing: u64 = (0..ROWS as u32)
             .map(|row| u64::from(self.gate.is_closing(queue.into(), row)) << row)
@@ -414,14 +415,14 @@ impl Ground {
         }
         let request = application.request;
         if request.wire == Wire::IpFrag && !has_place {
-            // They have no other path, and wait.
-            return Err(match request.lands {
+            // They have no other path, and wait where they may land.
+            return Err(match request.lands && may_land {
                 true => Refusal::busy(ROW_RETRY),
                 false => RejectReason::Unsupported.into(),
             });
         }
         let local = SocketAddrV4::new(address, holder.data_port);
-        let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
+        let mut terms = LandingTerms::of_offer(offer, local, is_steered);
         // It may have become smaller since the offer.
         terms.mtu = terms.mtu.min(mtu);
         terms.max_message_len = terms.max_message_len.min(permit.max_message_len);

@@ -4,8 +4,9 @@ use std::net::SocketAddrV4;
 
 use lm_dataplane::ipc::*;
 use lm_protocol::admission::PROMISE;
-use lm_protocol::control::ControlMessage;
-use xtask::bed::Side;
+use lm_protocol::control::{ControlMessage, RejectReason, Request};
+use lm_protocol::geometry::Wire;
+use xtask::bed::{BedConfig, Side};
 
 use crate::bed::{Hosts, wait_until};
 use crate::program::{Client, grant};
@@ -217,6 +218,59 @@ fn more_senders_than_places() {
     });
     let sessions = right.interface().sessions;
     assert!(sessions.len() == 16 && sessions.iter().all(|session| session.lands));
+    left.stop();
+    right.stop();
+}
+
+/// Where the gate is in the network stack every session stays without a place, and what has no other path is refused.
+#[test]
+fn nothing_lands_in_generic_mode() {
+    let Some(hosts) = Hosts::new("generic") else {
+        return;
+    };
+    let left = hosts.daemon(Side::Left);
+    let right = hosts.daemon_with(Side::Right, &["--mode", "generic"]);
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    let to = at(&hosts, Side::Right, 7168);
+
+    let Ok((_, ControlMessage::Request(request))) = sender.request(60_000).parse() else {
+        panic!("no request")
+    };
+    let fragments = ControlMessage::Request(Request {
+        wire: Wire::IpFrag,
+        ..request
+    });
+    let reply = sender.call(Call::Request {
+        to,
+        request: Control::new(1, &fragments),
+        patience_ms: 10_000,
+    });
+    let Reply::Requested(Decision::Requested(ticket)) = reply else {
+        panic!("not requested: {reply:?}")
+    };
+    let Outcome::Rejected(refusal) = sender.outcome(ticket) else {
+        panic!("not rejected")
+    };
+    assert!(
+        matches!(refusal.parse(), Ok((_, ControlMessage::Reject(reject))) if reject.reason == RejectReason::Unsupported)
+    );
+
+    let ticket = sender.ask(to, 1 << 20);
+    let granted = sender.granted(ticket);
+    assert_eq!(granted.landing_queue, receiver.landing_queue());
+    assert_eq!((granted.tx_queue, granted.lands), (None, false));
+    let Event::Opened { grant: told, .. } = receiver.event() else {
+        panic!("not opened")
+    };
+    assert_eq!(grant(&told), granted);
+    let interface = right.interface();
+    assert_eq!(interface.gate, "generic");
+    assert_eq!(
+        (interface.sessions.len(), interface.sessions[0].lands),
+        (1, false)
+    );
+    assert_eq!(interface.queues[1].open_places, 0);
     left.stop();
     right.stop();
 }

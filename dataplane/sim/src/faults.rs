@@ -8,7 +8,7 @@ use lm_ebpf::Verdict;
 use super::host::HostGuard;
 use super::impair::{Impairments, Link, Via, foreign::Ends};
 use super::plug::HOSTS_MAX;
-use super::{Racing, Shared, Wire, lock};
+use super::{Shared, Wire, lock};
 
 /// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
@@ -125,35 +125,6 @@ impl Shared {
         *left -= u32::from(loses);
         self.counters.gate_lost += u64::from(loses);
         loses
-    }
-
-    /// `self.packet` was logged by another CPU, which then lets the next packet go first: its frame is taken, and its descriptor
-    /// written, behind that one's (invariant I3a). `false`: one such packet waits already.
-    pub(super) fn begin_race(&mut self, to: usize, queue: u32) -> bool {
-        if self.racing[to].is_some() {
-            return false;
-        }
-        let Some(log) = self.hosts[to].gate.log(queue) else {
-            return false;
-        };
-        let position = log.producer() - 1;
-        let mut entry = log.entry(position);
-        entry.cpu = entry.cpu.wrapping_add(1);
-        log.writer().append(position, entry);
-        self.racing[to] = Some(Racing {
-            queue,
-            packet: self.packet.clone(),
-        });
-        true
-    }
-
-    /// The packet that waits for another to go first goes now.
-    pub(super) fn finish_race(&mut self, to: usize) {
-        if let Some(Racing { queue, packet }) = self.racing[to].take() {
-            let before = std::mem::replace(&mut self.packet, packet);
-            self.redirect(to, queue, super::Exhaustion::default());
-            self.packet = before;
-        }
     }
 
     /// Shows `self.packet`, which host `from` sends, to whoever looks on.

@@ -275,13 +275,6 @@ impl SimNic {
         let mut guard = self.host();
         let number = guard.host;
         let shared = &mut *guard.shared;
-        if shared.racing[number]
-            .as_ref()
-            .is_some_and(|racing| racing.queue == queue)
-        {
-            shared.racing[number] = None;
-            shared.counters.gate_lost += 1;
-        }
         let host = &mut shared.hosts[number];
         match host.channels.get_mut(queue as usize) {
             Some(slot @ Some(_)) => {

@@ -12,7 +12,7 @@
 //!  injected ───────────────────────────────────────────────────────────────▶ delivered
 //! ```
 //! Corruption changes what is delivered, not how much. What happens behind the wire, in the receiver's kernel (no fill entry,
-//! a full RX ring, two CPUs in the gate at once), is drawn here too, for each packet delivered, and done by the simulated NIC.
+//! a full RX ring), is drawn here too, for each packet delivered, and done by the simulated NIC.
 
 pub mod foreign;
 
@@ -68,9 +68,6 @@ pub struct Impairments {
     pub fill_empty_ppm: u32,
     /// A packet for an XSK finds its RX ring full, although it is not.
     pub rx_full_ppm: u32,
-    /// A fragment passes the gate on another CPU, and the next one is on the RX ring before it: what I3(a) forbids and generic
-    /// mode without a single-CPU mask does. Copy mode only.
-    pub race_ppm: u32,
 }
 
 /// Loss in bursts: the model of Gilbert and Elliott, a link with a good and a bad state.
@@ -151,8 +148,6 @@ pub struct ImpairmentCounters {
     pub fill_empty: u64,
     /// The same for a full RX ring.
     pub rx_full: u64,
-    /// The same for two CPUs at once.
-    pub raced: u64,
 }
 
 impl ImpairmentCounters {
@@ -265,8 +260,6 @@ pub struct Arrival {
     pub fill_empty: bool,
     /// The RX ring has no room.
     pub rx_full: bool,
-    /// Another CPU overtakes it behind the gate.
-    pub race: bool,
 }
 
 /// Releases a held packet: virtual time first, then the order in which they were held.
@@ -372,11 +365,9 @@ impl Link {
         let arrival = Arrival {
             fill_empty: dice.hits(what.fill_empty_ppm),
             rx_full: dice.hits(what.rx_full_ppm),
-            race: dice.hits(what.race_ppm),
         };
         self.counters.fill_empty += u64::from(arrival.fill_empty);
         self.counters.rx_full += u64::from(arrival.rx_full);
-        self.counters.raced += u64::from(arrival.race);
         arrival
     }
 

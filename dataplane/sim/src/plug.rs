@@ -70,7 +70,6 @@ impl Wire {
         assert_ne!(config.port, u16::MAX, "no control port");
         shared.hosts.push(Host::new(config));
         shared.links.push(None);
-        shared.racing.push(None);
         SimNic::new(Arc::clone(&self.0), number)
     }
 

@@ -80,9 +80,6 @@ pub struct WireConfig {
     pub mtu: u32,
     /// When packets cross.
     pub delivery: Delivery,
-    /// How far a packet's receive queue lies below its transmit queue: 0 as on veth in native mode, 1 as in generic mode. Queues
-    /// that this leads below 0 count as 0.
-    pub queue_shift: u32,
     /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
     /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](lm_dataplane::port::Caps::held).
@@ -96,7 +93,6 @@ impl Default for WireConfig {
         WireConfig {
             mtu: 1500,
             delivery: Delivery::Inline,
-            queue_shift: 0,
             semantics: [Semantics::Copy; 2],
             held: [0; 2],
             seed: 0,
@@ -125,13 +121,6 @@ pub struct HostConfig {
     pub ring_start: u32,
 }
 
-/// A fragment that passed the gate on another CPU and is not on the RX ring yet.
-#[derive(Debug)]
-struct Racing {
-    queue: u32,
-    packet: Vec<u8>,
-}
-
 #[derive(Debug)]
 struct Shared {
     config: WireConfig,
@@ -146,7 +135,6 @@ struct Shared {
     links: Vec<Option<Box<Link>>>,
     /// Packets that came out of a link and have not arrived yet.
     handed: VecDeque<Handed>,
-    racing: Vec<Option<Racing>>,
     /// The packet that is crossing.
     packet: Vec<u8>,
     /// Virtual time, as the test last said.
@@ -182,7 +170,6 @@ impl Wire {
             is_watched: false,
             links: Vec::new(),
             handed: VecDeque::new(),
-            racing: Vec::new(),
             packet: Vec::with_capacity(config.mtu as usize + LINK_LEN as usize),
             now_ns: 0,
             turn: 0,
@@ -228,9 +215,6 @@ impl Wire {
         let mut shared = lock(&self.0);
         let shared = &mut *shared;
         shared.now_ns = shared.now_ns.max(now_ns);
-        for from in 0..shared.hosts.len() {
-            shared.finish_race(from);
-        }
         for from in 0..shared.hosts.len() {
             if let Some(link) = &mut shared.links[from] {
                 link.release(shared.now_ns, &mut shared.handed);
@@ -435,7 +419,6 @@ impl Shared {
                 self.counters.too_long += 1;
                 continue;
             }
-            let queue = queue.saturating_sub(self.config.queue_shift);
             self.cross(from, Via::Queue(queue), place);
         }
         taken
@@ -524,15 +507,7 @@ impl Shared {
                 if self.loses_behind_gate(to, verdict) {
                     return;
                 }
-                if verdict == Verdict::RedirectLanding {
-                    if arrival.race && self.begin_race(to, queue) {
-                        return;
-                    }
-                    self.redirect(to, queue, exhaustion);
-                    self.finish_race(to);
-                } else {
-                    self.redirect(to, queue, exhaustion);
-                }
+                self.redirect(to, queue, exhaustion);
             }
             _ => self.reach_stack(to),
         }

@@ -417,40 +417,6 @@ fn a_device_without_frames_loses_packets_and_asks_to_be_woken() {
     assert_eq!((wire.counters().device_lost, wire.counters().ring_lost), (1, 0));
 }
 
-/// What I3(a) forbids: log and RX ring in different orders, by two CPUs. Nothing is lost, and the log tells.
-#[test]
-fn two_cpus_in_the_gate_swap_packets() {
-    let (wire, mut a, mut b) = hosts(Semantics::Copy, Role::Landing);
-    b.land(1448);
-    wire.impair(
-        0,
-        Impairments {
-            seed: 3,
-            race_ppm: 200_000,
-            ..Impairments::default()
-        },
-    );
-    a.send(&message(1448));
-    wire.advance(1);
-    assert_eq!((b.rx.accepted(), b.rx.available(64)), (32, 32));
-    let (mut swapped, mut elsewhere) = (0, 0);
-    for n in 0..COUNT {
-        let entry = b.rx.entry(u64::from(n));
-        elsewhere += u64::from(entry.cpu != 0);
-        // Whose payload lies there? (The headers are overwritten.)
-        let first = b.umem.read_header::<1>(b.rx.packet(n).start() + HEADER_LEN)[0];
-        swapped += u64::from(first != byte(entry.index, 0));
-    }
-    let raced = wire.impairment_counters(0).raced;
-    assert!(raced > 1 && elsewhere > 0 && elsewhere <= raced);
-    // Two each, but for one that nothing followed.
-    assert!(swapped == 2 * elsewhere || swapped == 2 * elsewhere - 2);
-    assert!(
-        wire.counters()
-            .are_balanced(&[wire.impairment_counters(0), ImpairmentCounters::default()])
-    );
-}
-
 #[test]
 fn exhausted_rings_are_counted_as_the_kernel_does() {
     let (wire, mut a, mut b) = hosts(Semantics::Copy, Role::General);

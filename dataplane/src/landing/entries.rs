@@ -55,8 +55,6 @@ pub(crate) struct Entries {
     pub(super) drained_ns: u64,
     /// Posted at that time: what is read from it since then passed the gate with at least these.
     drained_posted: u64,
-    /// The CPU that runs the gate, where only one may (I3a).
-    pub(super) processor: Option<u8>,
     /// Zero-copy mode: what the device holds of them.
     card: Card,
     /// Without a witness: short packets of the last burst, start and length.
@@ -82,7 +80,6 @@ impl Entries {
             landed_ns: 0,
             drained_ns: 0,
             drained_posted: position,
-            processor: None,
             card: Card::at(position),
             foreign: VecDeque::with_capacity(if caps.witness { 0 } else { FOREIGN_MAX }),
         }

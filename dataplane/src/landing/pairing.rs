@@ -56,9 +56,6 @@ impl Sessions {
         if u32::from(entry.frame_len) != len || unpadded_len != Some(frame_len) {
             return Err(Violation::Length);
         }
-        if inbound.terms.one_processor && *self.entries.processor.get_or_insert(entry.cpu) != entry.cpu {
-            return Err(Violation::Processor);
-        }
         let end = message.base + u64::from(position) + 1;
         inbound.progress.accept((entry.message, position), end, now_ns);
         inbound.astray.has_landed();

@@ -19,8 +19,6 @@ struct Run {
     number: u32,
     index: u32,
     frame_len: u16,
-    /// The CPU that must have run the gate.
-    processor: Option<u8>,
     /// Entries used before.
     received: u64,
 }
@@ -45,9 +43,9 @@ impl Run {
             index: self.index,
             frame_len: self.frame_len,
             padding_len: 0,
-            cpu: self.processor.unwrap_or_default(),
+            cpu: 0,
         };
-        queue.descending(self.received, &first, self.processor.is_none(), landed)
+        queue.descending(self.received, &first, landed)
     }
 }
 
@@ -95,11 +93,6 @@ impl Sessions {
         if message.gaps.arrivals.expected() != first || message.slots.consumed != first {
             return 0;
         }
-        let processor = match (inbound.terms.one_processor, self.entries.processor) {
-            (true, None) => return 0,
-            (true, processor) => processor,
-            (false, _) => None,
-        };
         let count = message.fragment_count();
         // The window's last has the surviving header, and a tail to be restored.
         let window_last = (first | (window.fragments() - 1)).min(count.saturating_sub(1));
@@ -112,7 +105,6 @@ impl Sessions {
             number,
             index,
             frame_len,
-            processor,
             received: self.entries.received,
         };
         let taken = run.len(aim, longest, queue, offsets.start);

@@ -20,8 +20,6 @@ pub(crate) struct InboundTerms {
     pub(crate) window: WindowShape,
     pub(crate) chunk_len: u32,
     pub(crate) caps: Caps,
-    /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
-    pub(crate) one_processor: bool,
     pub(crate) first_message: u32,
     pub(crate) limits: Limits,
     pub(crate) delivery: Delivery,

@@ -17,12 +17,10 @@ pub(crate) enum Violation {
     Header,
     /// The kernel counted a dropped packet on this socket.
     Statistics,
-    /// Generic mode: two CPUs ran the gate for this queue.
-    Processor,
 }
 
 impl Violation {
-    pub(crate) const ALL: [Violation; 8] = [
+    pub(crate) const ALL: [Violation; 7] = [
         Violation::Unposted,
         Violation::Address,
         Violation::Sequence,
@@ -30,7 +28,6 @@ impl Violation {
         Violation::Length,
         Violation::Header,
         Violation::Statistics,
-        Violation::Processor,
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -42,7 +39,6 @@ impl Violation {
             Violation::Length => "landing_length",
             Violation::Header => "landing_header",
             Violation::Statistics => "landing_statistics",
-            Violation::Processor => "landing_processor",
         }
     }
 }

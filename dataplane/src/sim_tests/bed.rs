@@ -66,7 +66,6 @@ pub(crate) struct BedConfig {
     pub(crate) adapts: [bool; 2],
     pub(crate) patience: Duration,
     pub(crate) lease: Duration,
-    pub(crate) one_processor: bool,
     /// Fill and RX ring of the landing channels.
     pub(crate) landing_ring_len: u32,
     /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
@@ -108,7 +107,6 @@ impl Default for BedConfig {
             adapts: [false; 2],
             patience: Duration::from_secs(2),
             lease: Duration::from_secs(5),
-            one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
             guarded: true,
             integrity: Integrity::Manifest,
@@ -252,8 +250,7 @@ pub(crate) fn engine_on<P: Port>(
         tx_in_flight,
         transmit_registered_len: plan.landing_arena,
         receives: Receives {
-            tx_queue: (queues.landing).map(|queue| queue as u16 + config.wire.queue_shift as u16),
-            one_processor: config.one_processor,
+            tx_queue: (queues.landing).map(|queue| queue as u16),
             on_the_way: OnTheWay {
                 held: config.on_the_way,
                 most: config.on_the_way.saturating_mul(2),

@@ -5,11 +5,12 @@ use std::time::Duration;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
-use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
+use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, data_address, noise};
 use crate::completion::{LoanError, Outcome, RecvError};
 use crate::connect::{ConnectError, ConnectOptions};
+use crate::opening::Queues;
 use crate::outbound::{Copied, Way};
-use crate::simnic::{self, WireConfig};
+use crate::simnic;
 
 /// A channel that is built anew takes what was on its TX ring with it, so it is emptied first.
 #[test]
@@ -408,10 +409,13 @@ fn a_sender_without_credit_asks_for_it() {
 #[test]
 fn a_landing_channel_that_is_lost_takes_nothing_else_with_it() {
     let mut bed = Bed::new(&BedConfig {
-        wire: WireConfig {
-            queue_shift: 1,
-            ..WireConfig::default()
-        },
+        queues: [
+            Queues {
+                general: Some(0),
+                landing: Some(2),
+            },
+            TWO_QUEUES,
+        ],
         ..BedConfig::default()
     });
     let peer = bed.session(0, WireMode::Lm, 300_000);
@@ -518,4 +522,27 @@ fn lost_control_packets_are_repeated() {
         bed.wire.clear_filter();
         bed.check_memory();
     }
+}
+
+/// The receiver's landing queue has a number that the sender's device does not have.
+#[test]
+fn a_sender_with_too_few_queues_is_told_what_is_missing() {
+    let mut bed = Bed::new(&BedConfig::default());
+    bed.hosts[1].fixed.receives.tx_queue = Some(9);
+    let error = bed
+        .connect(0, &ConnectOptions::default())
+        .expect_err("too few queues");
+    assert!(matches!(error, ConnectError::Queue { queue: 9, .. }), "{error:?}");
+    let error = error.to_string();
+    assert!(error.contains("at least 10 transmit queues"), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+    // The grant was given back: small messages go on, and the receiver is free.
+    let peer = bed.resolve(0);
+    bed.exchange(0, peer, b"small");
+    assert_eq!(bed.hosts[1].counters.sessions_ended, 1);
+    bed.hosts[1].fixed.receives.tx_queue = Some(1);
+    let peer = bed.session(0, WireMode::Lm, 100_000);
+    bed.exchange(0, peer, &noise(1, 100_000));
+    bed.check_memory();
+    bed.check_clean();
 }

@@ -257,7 +257,6 @@ pub(crate) fn besiege(tape: &[u8]) {
         queues: [queues; 2],
         patience: Duration::from_millis(900),
         window: 1 << (shape >> 1 & 7),
-        one_processor: shape & 16 != 0,
         tx_bound: u32::from(shape & 32 != 0),
         ..BedConfig::default()
     };

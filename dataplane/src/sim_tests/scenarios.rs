@@ -46,13 +46,15 @@ fn with_one_queue_small_traffic_takes_the_kernels_socket() {
 }
 
 #[test]
-fn in_generic_mode_the_next_queue_reaches_the_landing_queue() {
+fn a_landing_queue_of_another_number_is_reached_by_its_like() {
     let mut bed = Bed::new(&BedConfig {
-        wire: WireConfig {
-            queue_shift: 1,
-            ..WireConfig::default()
-        },
-        one_processor: true,
+        queues: [
+            TWO_QUEUES,
+            Queues {
+                general: Some(0),
+                landing: Some(2),
+            },
+        ],
         ..BedConfig::default()
     });
     let peer = bed.session(0, WireMode::Lm, 1 << 20);

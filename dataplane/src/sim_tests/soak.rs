@@ -45,8 +45,6 @@ pub(crate) struct Soak {
     pub(crate) rings: bool,
     /// Changed bytes: anywhere where there are digests, else in those headers of fragments that are checked without.
     pub(crate) corrupt: bool,
-    /// Two CPUs in the gate at once; the receiver watches for it.
-    pub(crate) races: bool,
     /// Changed bytes anywhere where there are no digests either, so that nothing notices.
     pub(crate) unverified: bool,
     /// Messages are read while they arrive.
@@ -61,7 +59,6 @@ impl Soak {
         death: true,
         rings: true,
         corrupt: true,
-        races: true,
         unverified: false,
         reading: false,
     };

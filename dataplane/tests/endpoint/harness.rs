@@ -63,14 +63,6 @@ impl Bed {
         assert_accounted(&b, &[a], false);
         (x, y)
     }
-
-    /// One bit in the mask of a receive queue: generic mode then keeps one processor for it (I3a).
-    pub fn one_cpu_per_queue(&self, queue: u32) {
-        for (namespace, device) in [(&self.pair.a, "va"), (&self.pair.b, "vb")] {
-            let mask = format!("class/net/{device}/queues/rx-{queue}/rps_cpus");
-            namespace.run(|| crate::bed::write_sysfs(&mask, "1"));
-        }
-    }
 }
 
 /// Both sides begin together.

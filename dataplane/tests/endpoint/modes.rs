@@ -2,9 +2,11 @@
 
 use lm_cards::Interface;
 use lm_dataplane::{
-    ConnectError, EffectiveMode, Endpoint, EndpointConfig, LinkConfig, MemoryConfig, ModeRequest, OpenError,
-    PeerId, Session,
+    ConnectError, ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LinkConfig, MemoryConfig,
+    ModeRequest, OpenError, PeerId,
 };
+use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
 
 use crate::harness::{
     B, Bed, assert_clean, assert_delivered, check, config_a, config_b, connect, content, open, recv, send,
@@ -47,52 +49,44 @@ fn receive_each(endpoint: &mut Endpoint, lengths: &[u64]) -> PeerId {
     peer.expect("at least one message")
 }
 
-/// A sends, then B.
-fn there_and_back(bed: &Bed, config_a: &EndpointConfig, config_b: &EndpointConfig, mode: EffectiveMode) {
+/// Nothing lands there, whichever CPUs run the gate.
+#[test]
+fn generic_mode_copies_large_messages() {
+    let Some(bed) = Bed::new(2) else { return };
+    let check = |end: &Endpoint| {
+        assert_eq!(end.status().mode(), EffectiveMode::CopyGeneric);
+        let counters = end.counters();
+        assert_eq!((counters.sessions_granted, counters.sessions_one_copy), (1, 1));
+        assert_eq!((counters.landing_packets, counters.violations.total()), (0, 0));
+    };
     bed.talk(
-        config_a,
-        config_b,
+        &generic(config_a()),
+        &generic(config_b()),
         |a| {
-            assert_eq!(a.status().mode(), mode);
             let peer = connect(a, 3 << 20);
             send_each(a, peer, &LENGTHS);
             receive_each(a, &LENGTHS);
+            check(a);
         },
         |b| {
-            assert_eq!(b.status().mode(), mode);
             let peer = receive_each(b, &LENGTHS);
             b.peer(peer).open_session(&up_to(3 << 20)).unwrap();
             send_each(b, peer, &LENGTHS);
+            check(b);
         },
     );
 }
 
 #[test]
-fn generic_mode_with_one_processor_for_the_landing_queue() {
-    // veth in generic mode delivers what queue 2 sends to queue 1.
-    let Some(bed) = Bed::new(3) else { return };
-    bed.one_cpu_per_queue(1);
-    there_and_back(
-        &bed,
-        &generic(config_a()),
-        &generic(config_b()),
-        EffectiveMode::CopyGeneric,
-    );
-}
-
-#[test]
-fn generic_mode_is_refused_where_two_processors_could_run_the_gate() {
-    let Some(bed) = Bed::new(3) else { return };
-    let (error, program) = bed.pair.b.run(|| {
-        let error = Endpoint::open(&generic(config_b())).unwrap_err().to_string();
-        (error, Interface::by_name("vb").unwrap().xdp_program)
-    });
+fn generic_mode_says_what_it_costs() {
+    let Some(bed) = Bed::new(2) else { return };
+    let warnings = |config| bed.pair.b.run(|| open(&config).status().warnings().to_vec());
+    let told = warnings(generic(config_b()));
     assert!(
-        error.contains("one bit to /sys/class/net/vb/queues/rx-1/rps_cpus") && !error.contains('\n'),
-        "{error}"
+        matches!(&told[..], [told] if told.contains("copied") && told.contains("--mode copy") && !told.contains('\n')),
+        "{told:?}"
     );
-    assert_eq!(program, None, "nothing stays attached");
-    // Who only sends needs no mask.
+    // It is nothing to a sender, whose messages land elsewhere.
     let sender = EndpointConfig {
         memory: MemoryConfig {
             landing_len: 0,
@@ -100,34 +94,32 @@ fn generic_mode_is_refused_where_two_processors_could_run_the_gate() {
         },
         ..generic(config_b())
     };
-    let mode = bed.pair.b.run(|| open(&sender).status().mode());
-    assert_eq!(mode, EffectiveMode::CopyGeneric);
+    assert_eq!(warnings(sender), [""; 0]);
 }
 
+/// They have no other path than to land.
 #[test]
-fn generic_mode_on_two_queues_names_what_is_missing() {
+fn ip_fragments_are_refused_in_generic_mode() {
     let Some(bed) = Bed::new(2) else { return };
-    bed.one_cpu_per_queue(1);
     bed.talk(
-        &generic(config_a()),
+        &config_a(),
         &generic(config_b()),
         |a| {
-            let error = a.connect(B, &up_to(1 << 20)).unwrap_err();
-            assert!(matches!(error, ConnectError::Queue { queue: 2, .. }), "{error:?}");
-            let error = error.to_string();
-            assert!(error.contains("at least 3 transmit queues"), "{error}");
-            assert!(!error.contains('\n'), "{error}");
-            // The grant was given back: small messages go on, and the receiver is free.
-            let small = lm_dataplane::ConnectOptions {
-                session: Session::Later,
-                ..up_to(0)
+            let fragments = ConnectOptions {
+                wire: Wire::IpFrag,
+                ..up_to(1 << 20)
             };
-            let peer = a.connect(B, &small).unwrap();
-            send_each(a, peer, &[100]);
+            let error = a.connect(B, &fragments).unwrap_err();
+            let reason = RejectReason::Unsupported;
+            assert!(
+                matches!(error, ConnectError::Rejected { reason: found, .. } if found == reason),
+                "{error:?}"
+            );
+            let peer = connect(a, 1 << 20);
+            send_each(a, peer, &[1 << 20]);
         },
         |b| {
-            receive_each(b, &[100]);
-            crate::harness::wait_until(b, "the unused session ends", |b| b.counters().sessions_ended == 1);
+            receive_each(b, &[1 << 20]);
         },
     );
 }
@@ -265,9 +257,6 @@ fn packets_of_several_frames() {
         (65_521, ModeRequest::Auto),
     ] {
         let Some(bed) = Bed::new(3) else { return };
-        if mode == ModeRequest::Generic {
-            bed.one_cpu_per_queue(1);
-        }
         bed.pair.a.ip(&format!("link set va mtu {mtu}"));
         bed.pair.b.ip(&format!("link set vb mtu {mtu}"));
         let payload_len = (u64::from(mtu) - 52) / 8 * 8;

@@ -89,21 +89,6 @@ pub(crate) fn bare_xsk() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Writes a file of the sysfs that shows this thread's network namespace.
-pub(crate) fn write_sysfs(path: &str, value: &str) {
-    // The mount is private to the shell's mount namespace.
-    let script = format!("mount -t sysfs lm-test /sys && echo {value} > /sys/{path}");
-    let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", &script])
-        .output()
-        .expect("util-linux");
-    assert!(
-        output.status.success(),
-        "{path}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
 /// Keeps this thread on one CPU.
 pub(crate) fn pin_to(cpu: usize) {
     // SAFETY: a set of bits; zero is a value.

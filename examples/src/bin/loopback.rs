@@ -218,8 +218,8 @@ impl RxQueue for End<u64> {
     fn entry(&self, position: u64) -> LogEntry {
         self.log.entry(position)
     }
-    fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32 {
-        self.log.descending(position, first, any_cpu, most)
+    fn descending(&self, position: u64, first: &LogEntry, most: u32) -> u32 {
+        self.log.descending(position, first, most)
     }
     fn drops(&self) -> QueueDrops {
         self.with(|queue, _| queue.drops)

@@ -130,7 +130,7 @@ pub struct Limits {
     pub patience: Duration,
     /// Sessions of one receiver that may be without a place; half of them of one source address.
     pub aside: usize,
-    /// Places of one receiver that one source address may have.
+    /// Places of one receiver that one source address may have. 0: nothing lands, every session stays without a place.
     pub sessions_of_address: usize,
 }
 

@@ -84,7 +84,6 @@ impl Host {
     }
 
     /// Receive packet steering of one queue: the CPUs of `mask` take its packets; 0 switches it off.
-    /// In generic mode a landing queue's mask must be a single bit (invariant I3).
     pub fn set_rps(&self, queue: u32, mask: u64) -> Result<()> {
         self.steer(INTERFACE, queue, mask)
     }

@@ -26,8 +26,7 @@ use crate::workspace::Programs;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Programs that do not end by themselves are killed.
 const TIME_LIMIT: Duration = Duration::from_secs(40);
-/// Queues of the hosts' interfaces. In generic mode what is sent on one arrives on that before it, and landing queues
-/// are never the first.
+/// Queues of the hosts' interfaces.
 const QUEUES: u32 = 3;
 /// Bytes of all messages of a run together, about.
 const RUN_LEN: u64 = 6 << 20;
@@ -203,7 +202,6 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     })?;
     // Nothing but LM's packets shall pass, so that they can be counted.
     bed.introduce()?;
-    one_core_each(&bed)?;
     let (kernel, mut tally) = (Kernel { bed, programs }, Tally::new());
     for (done, seed) in (first..last).enumerate() {
         let plan = Plan::new(seed);
@@ -218,17 +216,6 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
         .map(|(what, count)| format!("{what} {count}"))
         .collect();
     println!("{count} seeds: {}", words.join(", "));
-    Ok(())
-}
-
-/// All packets of a host are received on one core: in generic mode the gate needs that (I3a).
-fn one_core_each(bed: &Bed) -> Result<()> {
-    let [sending, receiving] = two_cores();
-    for (host, core) in [(bed.left(), sending), (bed.right(), receiving)] {
-        for queue in 0..QUEUES {
-            host.set_rps(queue, 1 << core)?;
-        }
-    }
     Ok(())
 }
 

@@ -113,8 +113,9 @@ fn impairments(dice: &mut Dice, soak: &Soak, verified: bool, seed: u64) -> Impai
         inject_ppm: rate(dice, 50_000),
         fill_empty_ppm: rate(dice, 3_000),
         rx_full_ppm: rate(dice, 3_000),
-        race_ppm: rate(dice, 10_000),
     };
+    // Drawn once for an impairment that went: what follows stays as it was recorded.
+    rate(dice, 10_000);
     if !soak.corrupt {
         what.corrupt_ppm = 0;
     } else if verified || soak.unverified {
@@ -125,9 +126,6 @@ fn impairments(dice: &mut Dice, soak: &Soak, verified: bool, seed: u64) -> Impai
     }
     if !soak.rings {
         (what.fill_empty_ppm, what.rx_full_ppm) = (0, 0);
-    }
-    if !soak.races {
-        what.race_ppm = 0;
     }
     what
 }
@@ -209,8 +207,6 @@ impl Plan {
             tx_bound: u32::from(dice.roll(2) == 0),
             patience,
             lease,
-            // What notices that two CPUs ran the gate (I3a).
-            one_processor: soak.races,
             landing_ring_len: pick(dice, &[64u32, 256, 2048, 1 << 15]),
             integrity,
             exclusive: true,

@@ -85,8 +85,8 @@ impl Link {
         let (from, to) = (from?, to?);
         let queue = args.queue.unwrap_or_else(|| to.rx_queues.saturating_sub(1));
         // Both first: a card is set up anew for its program.
-        let sending_gate = gate(&from, queue)?;
-        let mut receiving_gate = gate(&to, queue)?;
+        let sending_gate = gate(&from)?;
+        let mut receiving_gate = gate(&to)?;
         await_link(&from)?;
         await_link(&to)?;
         let sender = socket(&from, queue.min(from.tx_queues.saturating_sub(1)), args.mode)?;
@@ -219,12 +219,9 @@ impl Link {
     }
 }
 
-fn gate(interface: &Interface, queue: u32) -> Result<Gate, Failure> {
-    let config = GateConfig {
-        landing_queues: vec![queue],
-        ..GateConfig::default()
-    };
-    Gate::attach(interface.index, &config, AttachMode::Native).map_err(|error| Failure::new(chain(&error)))
+fn gate(interface: &Interface) -> Result<Gate, Failure> {
+    Gate::attach(interface.index, &GateConfig::default(), AttachMode::Native)
+        .map_err(|error| Failure::new(chain(&error)))
 }
 
 fn await_link(interface: &Interface) -> Result<(), Failure> {
