@@ -1,7 +1,6 @@
 //! The command-line tools: `lm-send`, `lm-recv` and `lm-bench`, and what they share.
 #![deny(unsafe_code)]
 
-pub mod admission;
 #[expect(
     unsafe_code,
     reason = "a yardstick of its own: system calls, rings and packet memory"

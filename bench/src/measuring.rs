@@ -9,13 +9,12 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::cli::{self, Failure, end_after, print, ready};
 use crate::signals::Interrupt;
-use crate::suite::{self, Measuring};
-use crate::{admission, bare, doctor, page};
+use crate::{bare, doctor, page, suite};
 
 /// Measures LM and what it is compared with
 ///
-/// Start `lm-bench serve` on one host, then latency, throughput, cpu, limit or compare on the other. Throughput is payload that arrived, by
-/// the receiver's clock; round trips are whole ones. `cargo xtask bench compare` does it all on this machine.
+/// Start `lm-bench serve` on one host, then `lm-bench compare` on the other. Throughput is payload that arrived, by the receiver's clock;
+/// round trips are whole ones. `cargo xtask bench compare` does it all on this machine.
 #[derive(Parser)]
 #[command(name = "lm-bench", version)]
 struct Arguments {
@@ -31,34 +30,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Program {
-    /// Wait for another host's measuring commands, and run their far ends
+    /// Wait for another host's measurements, and run their far ends
     Serve(suite::ServeArgs),
-    /// Measure round trips, of 1 byte to 16 MiB
-    Latency(suite::MeasureArgs),
-    /// Measure round trips of 64 bytes beside a stream of longer messages, on the same two threads
-    Beside(suite::MeasureArgs),
-    /// Measure messages one way, several in flight
-    Throughput(suite::MeasureArgs),
-    /// Measure what a transfer costs: processor time, and what is left of each core
-    Cpu(suite::MeasureArgs),
-    /// Measure what bare AF_XDP moves on the link, by several recipes
-    Limit(suite::MeasureArgs),
-    /// Measure LM beside everybody else, in turns, and compare
-    Compare(suite::MeasureArgs),
-    /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
+    /// Measure LM beside kernel UDP and TCP, bare AF_XDP and standard tools, in turns, and compare
+    Compare(suite::CompareArgs),
+    /// Make one HTML page of what compare kept with --json: two charts, ratios, configurations
     Report(page::ReportArgs),
     /// Real time: what of this host spoils it, how late messages are, what the smoother does
     #[command(subcommand)]
     Rt(RealTime),
-    /// One end of a measurement; the commands above start it
+    /// One end of a measurement; compare and serve start it
     #[command(hide = true)]
     End(suite::EndArgs),
-    /// What measures the admission between daemons
-    #[command(hide = true, subcommand)]
-    Admission(admission::Program),
     /// Bare AF_XDP: packets without messages
-    #[command(hide = true, subcommand)]
-    Bare(bare::Program),
+    #[command(hide = true)]
+    Bare(bare::Arguments),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(lm_box::ImpairArgs),
@@ -89,17 +75,7 @@ pub fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
 impl Program {
     /// A box lives as long as the hosts it joins, a server until it is ended, and a command as long as its rounds, each of which is bounded.
     fn has_bounds_of_its_own(&self) -> bool {
-        matches!(
-            self,
-            Program::Impair(_)
-                | Program::Serve(_)
-                | Program::Latency(_)
-                | Program::Beside(_)
-                | Program::Throughput(_)
-                | Program::Cpu(_)
-                | Program::Limit(_)
-                | Program::Compare(_)
-        )
+        matches!(self, Program::Impair(_) | Program::Serve(_) | Program::Compare(_))
     }
 }
 
@@ -107,15 +83,9 @@ fn run(program: Program) -> Result<ExitCode, Failure> {
     let system = |error: io::Error| Failure::new(cli::chain(&error));
     match program {
         Program::Serve(args) => suite::serve(&args, ready)?,
-        Program::Latency(args) => suite::measure(Measuring::Latency, &args)?,
-        Program::Beside(args) => suite::measure(Measuring::Beside, &args)?,
-        Program::Throughput(args) => suite::measure(Measuring::Throughput, &args)?,
-        Program::Cpu(args) => suite::measure(Measuring::Cpu, &args)?,
-        Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,
-        Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
+        Program::Compare(args) => suite::compare(&args)?,
         Program::End(args) => suite::run(&args, ready, print)?,
-        Program::Admission(program) => admission::run(&program, ready)?,
-        Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
+        Program::Bare(args) => bare::run(&args, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {

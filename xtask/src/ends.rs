@@ -13,7 +13,7 @@ const PORT: u16 = 7168;
 /// What both ends of a measurement are told.
 #[derive(Clone, Debug)]
 pub struct Ends {
-    transport: String,
+    system: String,
     size: u64,
     port: u16,
     mode: &'static str,
@@ -22,48 +22,38 @@ pub struct Ends {
     seconds: [f64; 2],
     /// Bits of a stream, or round trips, a second at most.
     rate: Option<f64>,
-    options: [String; 2],
+    senders: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Does {
     Stream { warm_up: f64 },
     RoundTrips { count: u32 },
-    RoundTripsBeside { count: u32 },
 }
 
 impl Ends {
     /// So many round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
     /// than so many seconds.
-    pub fn round_trips(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
+    pub fn round_trips(system: &str, size: u64, count: u32, seconds: f64) -> Ends {
         Ends {
             does: Does::RoundTrips { count },
-            ..Ends::stream(transport, size, [0.0, seconds])
-        }
-    }
-
-    /// So many round trips of 64 bytes beside a stream of messages of `size` bytes, after a tenth of it as a warm-up;
-    /// fewer when they take longer than so many seconds.
-    pub fn round_trips_beside(transport: &str, size: u64, count: u32, seconds: f64) -> Ends {
-        Ends {
-            does: Does::RoundTripsBeside { count },
-            ..Ends::stream(transport, size, [0.0, seconds])
+            ..Ends::stream(system, size, [0.0, seconds])
         }
     }
 
     /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first
-    /// one. `transport` is one of
-    /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
-    pub fn stream(transport: &str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
+    /// one. `system` is one of `lm`, `lm --idle default`, `udp-blocking`, `tcp` and what else `lm-bench compare` calls
+    /// so.
+    pub fn stream(system: &str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
         Ends {
-            transport: transport.to_owned(),
+            system: system.to_owned(),
             size,
             port: PORT,
             mode: "auto",
             does: Does::Stream { warm_up },
             seconds: [seconds; 2],
             rate: None,
-            options: [String::new(), String::new()],
+            senders: 1,
         }
     }
 
@@ -96,10 +86,10 @@ impl Ends {
         self
     }
 
-    /// Options of the near and of the far end: `--delivery partial`, `--senders 8`.
+    /// A far end that waits for so many near ones.
     #[must_use]
-    pub fn options(mut self, near: &str, far: &str) -> Ends {
-        self.options = [near, far].map(str::to_owned);
+    pub fn senders(mut self, count: u32) -> Ends {
+        self.senders = count;
         self
     }
 
@@ -117,20 +107,16 @@ impl Ends {
         let (seconds, rate) = (self.seconds[at], self.rate);
         let task = match self.does {
             Does::Stream { warm_up } => {
-                json!({"stream": {"warm_up": warm_up, "seconds": seconds, "rate": rate, "spare": false}})
+                json!({"stream": {"warm_up": warm_up, "seconds": seconds, "rate": rate}})
             }
             Does::RoundTrips { count } => {
                 json!({"round-trips": {"count": count, "seconds": seconds, "rate": rate}})
             }
-            Does::RoundTripsBeside { count } => {
-                json!({"round-trips-under-load": {"count": count, "seconds": seconds, "rate": rate}})
-            }
         };
-        let mut words = end(
-            side,
-            &spec(&self.transport, task, self.size, self.port, self.mode),
-        );
-        words.extend(self.options[at].split_whitespace().map(str::to_owned));
+        let mut words = end(side, &spec(&self.system, task, self.size, self.port, self.mode));
+        if at == 1 {
+            words.extend(["--senders".to_owned(), self.senders.to_string()]);
+        }
         words
     }
 }
@@ -188,8 +174,6 @@ pub struct RealTime {
     pub timetable: Timetable,
     /// The law of the smoother, `paced` or `paper`, and the rate of the senders' links.
     pub smoother: Option<(&'static str, BitRate)>,
-    /// The senders' endpoints have LM's own messages beside it, as many as go.
-    pub streams: bool,
 }
 
 impl RealTime {
@@ -207,16 +191,16 @@ impl RealTime {
         let Timetable { size, port, .. } = self.timetable;
         let smoother =
             (self.smoother).map(|(law, BitRate(rate))| json!({"law": law, "bits_per_second": rate}));
-        let (timetable, streams) = (self.timetable.to_json(seed), self.streams);
-        let task = json!({"real-time": {"timetable": timetable, "smoother": smoother, "streams": streams}});
-        end(side, &spec("lm-sleeping", task, size, port, "copy"))
+        let timetable = self.timetable.to_json(seed);
+        let task = json!({"real-time": {"timetable": timetable, "smoother": smoother}});
+        end(side, &spec("real-time", task, size, port, "copy"))
     }
 }
 
 /// What both ends are told; the far one listens at a port of the right host.
-fn spec(transport: &str, task: Value, size: u64, port: u16, mode: &str) -> Value {
+fn spec(system: &str, task: Value, size: u64, port: u16, mode: &str) -> Value {
     let address = format!("{}:{port}", Side::Right.address());
-    json!({"transport": transport, "task": task, "size": size, "address": address, "mtu": 1500, "mode": mode})
+    json!({"system": system, "task": task, "size": size, "address": address, "mtu": 1500, "mode": mode})
 }
 
 fn end(side: &str, spec: &Value) -> Vec<String> {

@@ -57,7 +57,7 @@ fn users_who_are_not_root_are_told_what_to_do() {
         &["bed"],
         &["bed", "--port", "100Mbit/32"],
         &["bench", "compare"],
-        &["bench", "compare", "loss"],
+        &["bench", "compare", "--loss", "1%"],
         &["bench", "rt"],
     ] {
         let mut xtask = Command::new(&program);

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use xtask::bed::{Bed, BedConfig, Host, Launch, Port, until};
-use xtask::bench::{table_4, table_4_smoothed, under_tcp};
+use xtask::bench::{Contender, Experiment, table_4, under_tcp};
 use xtask::ends::Timetable;
 use xtask::workspace::Programs;
 
@@ -180,6 +180,11 @@ fn what_the_sending_kernel_refuses_is_counted() {
     assert_eq!(received["bytes"], count("/messages") * 1472);
 }
 
+fn named<'a>(experiment: &'a Experiment, name: &str) -> &'a Contender {
+    let mut all = experiment.contenders.iter();
+    all.find(|one| one.name == name).unwrap()
+}
+
 /// Where nothing is smoothed there is no rate.
 fn is_told(report: &Value, place: &str) -> bool {
     let found = report.pointer(place);
@@ -193,19 +198,14 @@ fn table_4_loses_what_the_port_cannot_pass() {
     let (true, Some(programs)) = (is_root(), programs()) else {
         return;
     };
-    let comparison = table_4(BitRate(10_000_000), 3.0);
-    let contender = &comparison.contenders[0];
-    let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
-    let report = &sample.report;
+    let experiment = table_4(BitRate(10_000_000), 3.0);
+    let contender = named(&experiment, "kernel UDP, no smoother");
+    let report = &(contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
     assert!(
-        comparison
-            .columns
-            .iter()
-            .all(|column| is_told(report, column.place)),
+        experiment.columns.iter().all(|place| is_told(report, place)),
         "{report}"
     );
     let number = |place: &str| report.pointer(place).unwrap().as_f64().unwrap();
-    assert_eq!(number("/real_time/lost_percent"), sample.value);
     let all = ["/real_time/due", "/others/due"].map(number);
     assert!(
         (320.0..=400.0).contains(&all[0]) && (1800.0..=2700.0).contains(&all[1]),
@@ -307,22 +307,21 @@ fn table_4_with_others_held_back_spares_real_time() {
     let (true, Some(programs)) = (is_root(), programs()) else {
         return;
     };
-    let comparison = table_4_smoothed(BitRate(10_000_000), 3.0);
+    let experiment = table_4(BitRate(10_000_000), 3.0);
     for name in ["LM, paced", "LM, others held by hand"] {
-        let contender = (comparison.contenders.iter())
-            .find(|one| one.name == name)
-            .unwrap();
-        let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
-        let report = &sample.report;
-        let columns = comparison.columns.iter().map(|column| column.place);
-        assert!(columns.clone().all(|place| is_told(report, place)), "{report}");
+        let contender = named(&experiment, name);
+        let report = &(contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
+        assert!(
+            experiment.columns.iter().all(|place| is_told(report, place)),
+            "{report}"
+        );
         let number = |place: &str| report.pointer(place).unwrap().as_f64().unwrap();
         assert!((320.0..=400.0).contains(&number("/real_time/due")), "{report}");
         // Their queues are full: the kernel says so to who sends.
         assert!(number("/others/refused") > 0.0, "{report}");
         assert!(number("/others/lost_percent") > 5.0, "{report}");
         assert!(
-            sample.value < number("/others/lost_percent") / 3.0,
+            number("/real_time/lost_percent") < number("/others/lost_percent") / 3.0,
             "{name}: {report}"
         );
         let smoothed = report["real_time"]["smoothed"].as_array().unwrap();
@@ -343,16 +342,13 @@ fn round_trips_and_tcp_share_a_slow_link() {
     let (true, Some(programs)) = (is_root(), programs()) else {
         return;
     };
-    let comparison = under_tcp(BitRate(100_000_000), "cubic", 2.0);
+    let experiment = under_tcp(BitRate(100_000_000), "cubic", 2.0);
     for name in ["LM, paced", "kernel UDP, EF, TCP held by hand"] {
-        let contender = (comparison.contenders.iter())
-            .find(|one| one.name == name)
-            .unwrap();
-        let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
-        let report = &sample.report;
+        let contender = named(&experiment, name);
+        let report = &(contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
         let number = |place: &str| report.pointer(place).and_then(Value::as_f64).expect(place);
-        for column in comparison.columns {
-            number(column.place);
+        for place in experiment.columns {
+            number(place);
         }
         assert!((720.0..=880.0).contains(&number("/due")), "{report}");
         // What a busy machine did not send in time is lost, too, and most of the rest is answered.
@@ -363,6 +359,6 @@ fn round_trips_and_tcp_share_a_slow_link() {
         assert!((0.01..=100.0).contains(&number("/tcp/link_percent")), "{report}");
         assert!((5.0..=8127.0).contains(&number("/held_frames")), "{report}");
         let times = ["p50", "p99", "max"].map(|name| number(&format!("/time_us/{name}")));
-        assert!(times.is_sorted() && times[1] == sample.value, "{report}");
+        assert!(times.is_sorted(), "{report}");
     }
 }

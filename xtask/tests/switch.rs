@@ -83,7 +83,7 @@ fn data_comes_in_on_the_landing_queue() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(2)) else {
         return;
     };
-    let ends = Ends::stream("lm-sleeping", 64 << 10, [0.05, 0.2]);
+    let ends = Ends::stream("lm --idle default", 64 << 10, [0.05, 0.2]);
     let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
     let sender = bed.senders()[1].spawn(launch(&lm_bench, ends.near())).unwrap();
@@ -99,8 +99,8 @@ fn a_receiver_counts_each_sender_apart() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(3)) else {
         return;
     };
-    let ends = Ends::stream("lm-sleeping", 1000, [0.05, 0.3]).sending(1.5);
-    let ends = ends.options("", "--senders 3");
+    let ends = Ends::stream("lm --idle default", 1000, [0.05, 0.3]).sending(1.5);
+    let ends = ends.senders(3);
     let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
     let senders: Vec<_> = (bed.senders().iter())
@@ -135,8 +135,8 @@ fn a_receiver_that_waits_in_vain_says_who_is_missing() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(2)) else {
         return;
     };
-    let ends = Ends::stream("lm-sleeping", 1000, [0.05, 1.0]).sending(0.1);
-    let ends = ends.options("", "--senders 2");
+    let ends = Ends::stream("lm --idle default", 1000, [0.05, 1.0]).sending(0.1);
+    let ends = ends.senders(2);
     let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
     bed.left()

@@ -2,9 +2,9 @@
 //!
 //! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its
 //! own XDP program, fixed frames that do not overlap, no message, no acknowledgement, no gate. By the data plane's rings, whose every access is checked, a
-//! stream of 64 bytes in zero-copy mode cost a sixth more instructions. A stream by the crate `xsk-rs` judges these rings. Two pairs of
-//! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
-//! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
+//! stream of 64 bytes in zero-copy mode cost a sixth more instructions. Two pairs of
+//! programs: a one-way stream, and a ping-pong of one packet, with switches for the queue, native or generic attachment, batch, packets in
+//! flight, and busy polling.
 
 mod frame;
 mod inject;
@@ -22,32 +22,71 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
 
 pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
 pub use inject::{Injector, Stored};
-use pingpong::{PingArgs, PongArgs, ping, pong};
+use pingpong::{ping, pong};
 pub use redirect::Attach;
-pub use socket::Idle;
 use socket::Moved;
-use stream::{ReceiveArgs, SendArgs, receive, send};
-pub(crate) use stream::{ReceiveReport, SendReport};
+use stream::{receive, send};
 
 use crate::cli::print;
 use crate::kept::Kept;
-use crate::suite::{Counted, Meter, Metered};
 
 /// The programs.
-#[derive(Debug, clap::Subcommand)]
-pub enum Program {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Role {
     /// Send packets
-    Send(SendArgs),
+    Send,
     /// Receive packets and count
-    Recv(ReceiveArgs),
+    Recv,
     /// Measure round trips
-    Ping(PingArgs),
+    Ping,
     /// Answer until ended
-    Pong(PongArgs),
+    Pong,
+}
+
+/// Arguments of `bare`.
+#[derive(Clone, Debug, Args)]
+pub struct Arguments {
+    /// What to do
+    #[arg(value_enum)]
+    pub role: Role,
+    /// Switches of the port
+    #[command(flatten)]
+    pub port: PortArgs,
+    /// The other side, where this one begins
+    #[command(flatten)]
+    pub to: Option<ToArgs>,
+    /// UDP payload of each packet in bytes
+    #[arg(long, default_value_t = 1472)]
+    pub payload: usize,
+    /// Seconds to send, or that count of what is received
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Seconds after the first received packet that do not count
+    #[arg(long, default_value_t = 0.2)]
+    pub warmup: f64,
+    /// Packets that may be in flight: not completed, or not taken by the receiver with --pace
+    #[arg(long, default_value_t = 192)]
+    pub in_flight: u32,
+    /// Packets that the receiver may not have taken yet, with --pace [default: as --in-flight]
+    #[arg(long, requires = "pace")]
+    pub credit: Option<u32>,
+    /// Round trips that count (a tenth of it again goes before as a warm-up)
+    #[arg(long, default_value_t = 20_000)]
+    pub count: u64,
+}
+
+impl Arguments {
+    /// Headers of a packet to the other side, with this payload, to the port that is so much above.
+    fn headers(&self, payload: usize, above: u16) -> io::Result<[u8; frame::HEADER_LEN]> {
+        let to = self
+            .to
+            .as_ref()
+            .ok_or_else(|| io::Error::other("say to whom with --to, --to-mac, --from, --from-mac"))?;
+        Ok(to.ends(self.port.port + above).headers(payload))
+    }
 }
 
 /// Runs a program and prints what it reports.
@@ -55,12 +94,12 @@ pub enum Program {
 /// # Errors
 ///
 /// Anything the kernel says when sockets and XDP program are made; packets that do not come.
-pub fn run(program: &Program, ready: impl FnOnce()) -> io::Result<()> {
-    match program {
-        Program::Send(args) => print(&send(args)?),
-        Program::Recv(args) => print(&receive(args, ready)?),
-        Program::Ping(args) => print(&ping(args)?),
-        Program::Pong(args) => pong(args, ready)?,
+pub fn run(args: &Arguments, ready: impl FnOnce()) -> io::Result<()> {
+    match args.role {
+        Role::Send => print(&send(args)?),
+        Role::Recv => print(&receive(args, ready)?),
+        Role::Ping => print(&ping(args)?),
+        Role::Pong => pong(args, ready)?,
     }
     Ok(())
 }
@@ -69,8 +108,7 @@ pub fn run(program: &Program, ready: impl FnOnce()) -> io::Result<()> {
 const MAX_PAYLOAD: usize = 65_507;
 
 /// Whose busy polling moves the packets of a receive queue into its socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BusyPoll {
     /// Nobody's: the kernel's softirq does it.
     Off,
@@ -93,9 +131,6 @@ pub struct PortArgs {
     /// UDP port of the packets; the one above it takes the datagram that teaches a UDP socket its queue
     #[arg(long, default_value_t = 7300)]
     pub port: u16,
-    /// What to do while there is nothing to do
-    #[arg(long, value_enum, default_value_t = Idle::Spin)]
-    pub idle: Idle,
     /// Whose busy polling drives the receive queue
     #[arg(long, value_enum, default_value_t = BusyPoll::Off)]
     pub busy_poll: BusyPoll,
@@ -118,9 +153,6 @@ pub struct PortArgs {
     /// has no zero-copy mode without
     #[arg(long)]
     pub zero_copy: bool,
-    /// What is counted while it measures
-    #[command(flatten)]
-    pub counted: Counted,
     /// File with a counter through which the receiver paces the sender (the same on both sides, streams on one host)
     #[arg(long)]
     pub pace: Option<PathBuf>,
@@ -135,13 +167,6 @@ impl PortArgs {
         } else {
             socket::CHUNK_LEN
         }
-    }
-
-    fn meter(&self) -> io::Result<Meter> {
-        Meter::new(Metered {
-            counted: self.counted.clone(),
-            ..Metered::default()
-        })
     }
 
     fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
@@ -173,16 +198,16 @@ impl PortArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ToArgs {
     /// IPv4 address of the receiver
-    #[arg(long)]
+    #[arg(long, required = false)]
     pub to: Ipv4Addr,
     /// Ethernet address of the receiver
-    #[arg(long)]
+    #[arg(long, required = false)]
     pub to_mac: Mac,
     /// IPv4 address to send from
-    #[arg(long)]
+    #[arg(long, required = false)]
     pub from: Ipv4Addr,
     /// Ethernet address to send from
-    #[arg(long)]
+    #[arg(long, required = false)]
     pub from_mac: Mac,
 }
 
@@ -236,7 +261,7 @@ impl Port {
         if self.socket.fill.needs_wakeup() {
             socket::ask(self.socket.raw_fd());
         }
-        self.waiting.step(self.socket.raw_fd())
+        self.waiting.step()
     }
 }
 
@@ -245,7 +270,6 @@ struct Waiting {
     // Dropped before the socket that polls.
     kept: Option<Kept>,
     keep: bool,
-    idle: Idle,
     /// The UDP socket that polls, as soon as it knows its queue.
     poller: Option<UdpSocket>,
     polls: bool,
@@ -262,19 +286,15 @@ impl Waiting {
         Ok(Waiting {
             kept: None,
             keep: args.keep_napi,
-            idle: args.idle,
             poller: (args.busy_poll == BusyPoll::Udp).then(udp).transpose()?,
             polls: false,
             budget: args.busy_budget,
         })
     }
 
-    fn step(&mut self, xsk: i32) -> io::Result<()> {
+    fn step(&mut self) -> io::Result<()> {
         let Some(socket) = &self.poller else {
-            match self.idle {
-                Idle::Spin => std::hint::spin_loop(),
-                Idle::Poll => socket::sleep(xsk),
-            }
+            std::hint::spin_loop();
             return Ok(());
         };
         let received = socket.recv(&mut [0; 16]).is_ok();

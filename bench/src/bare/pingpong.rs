@@ -3,38 +3,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use clap::Args;
-
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
 use super::socket::is_last;
-use super::{Port, PortArgs, ToArgs};
+use super::{Arguments, Port};
 use crate::histogram::LatencyHistogram;
-use crate::suite::Outcome;
-
-/// Arguments of `bare ping`.
-#[derive(Debug, Clone, Args)]
-pub struct PingArgs {
-    /// Switches of the port
-    #[command(flatten)]
-    pub port: PortArgs,
-    /// The answering side
-    #[command(flatten)]
-    pub to: ToArgs,
-    /// UDP payload of the packet in bytes
-    #[arg(long, default_value_t = 64)]
-    pub payload: usize,
-    /// Round trips that count (a tenth of it again goes before as a warm-up)
-    #[arg(long, default_value_t = 20_000)]
-    pub count: u64,
-}
-
-/// Arguments of `bare pong`.
-#[derive(Debug, Clone, Args)]
-pub struct PongArgs {
-    /// Switches of the port
-    #[command(flatten)]
-    pub port: PortArgs,
-}
+use crate::suite::{Meter, Outcome};
 
 /// What a received packet begins with, and its length in bytes.
 struct Arrived {
@@ -94,17 +67,17 @@ impl Port {
 /// # Errors
 ///
 /// Set-up errors of the kernel, and a round trip that took more than a second.
-pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
+pub(super) fn ping(args: &Arguments) -> io::Result<Outcome> {
     args.port.check_payload(args.payload)?;
     let mut port = Port::open(&args.port)?;
-    let headers = args.to.ends(args.port.port).headers(args.payload);
+    let headers = args.headers(args.payload, 0)?;
     let len = (HEADER_LEN + args.payload) as u32;
     let mut round_trips = LatencyHistogram::new();
     let warm_up = args.count / 10;
-    let mut meter = args.port.meter()?;
+    let mut meter = Meter::default();
     for number in 0..args.count + warm_up {
         if number == warm_up {
-            meter.begin(Some(0));
+            meter.begin(None);
         }
         port.prepare(&headers, &number.to_be_bytes());
         let sent = Instant::now();
@@ -133,7 +106,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
         }
     }
     Ok(Outcome {
-        cost: meter.end(Some(0)),
+        cost: meter.end(None),
         ..Outcome::of_round_trips(&round_trips)
     })
 }
@@ -143,7 +116,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
 /// # Errors
 ///
 /// Set-up errors of the kernel.
-pub(super) fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
+pub(super) fn pong(args: &Arguments, ready: impl FnOnce()) -> io::Result<()> {
     let mut port = Port::open(&args.port)?;
     ready();
     loop {

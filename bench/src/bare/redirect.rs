@@ -15,8 +15,7 @@ use crate::suite::await_link;
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../redirect.o");
 
 /// How the XDP program is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attach {
     /// In the driver.
     Native,

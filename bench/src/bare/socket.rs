@@ -152,16 +152,6 @@ impl<T: Copy> Ring<T> {
     }
 }
 
-/// How a program waits for packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Idle {
-    /// Look again at once.
-    Spin,
-    /// Sleep in `poll(2)`.
-    Poll,
-}
-
 /// How packets get from a card into the socket's memory, and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moved {
@@ -381,17 +371,6 @@ pub(super) fn ask(fd: i32) {
             ptr::null_mut(),
         )
     };
-}
-
-/// Sleeps until a packet waits at the socket, 100 ms at most.
-pub(super) fn sleep(fd: i32) {
-    let mut waiting = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one live pollfd.
-    unsafe { libc::poll(&mut waiting, 1, 100) };
 }
 
 /// A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the

@@ -7,37 +7,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
-use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, Waiting, ifindex, redirect};
-use crate::suite::Cost;
-
-/// Arguments of `bare send`.
-#[derive(Debug, Clone, Args)]
-pub struct SendArgs {
-    /// Switches of the port
-    #[command(flatten)]
-    pub port: PortArgs,
-    /// Receiver
-    #[command(flatten)]
-    pub to: ToArgs,
-    /// UDP payload of each packet in bytes
-    #[arg(long, default_value_t = 1472)]
-    pub payload: usize,
-    /// Seconds to send
-    #[arg(long, default_value_t = 2.0)]
-    pub seconds: f64,
-    /// Packets that may be in flight: not completed, or not taken by the receiver with --pace
-    #[arg(long, default_value_t = 192)]
-    pub in_flight: u32,
-    /// Packets that the receiver may not have taken yet, with --pace [default: as --in-flight]
-    #[arg(long, requires = "pace")]
-    pub credit: Option<u32>,
-}
+use super::{Arguments, Port, ifindex, redirect};
+use crate::suite::{Cost, Meter};
 
 /// What a sender may have on the way.
 struct Room {
@@ -48,7 +24,7 @@ struct Room {
 
 impl Room {
     /// For packets of so many chunks.
-    fn new(args: &SendArgs, chunks: u32) -> io::Result<Room> {
+    fn new(args: &Arguments, chunks: u32) -> io::Result<Room> {
         let uncompleted = args.in_flight.min(CHUNKS_EACH_WAY / chunks);
         Ok(Room {
             uncompleted,
@@ -72,34 +48,25 @@ impl Room {
     }
 }
 
-/// What `bare send` prints.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SendReport {
-    /// Name of the program.
-    pub program: String,
-    /// Packets given to the kernel.
-    pub packets: u64,
-    /// By the sender's clock.
-    pub seconds: f64,
-    /// Calls that woke the kernel.
-    pub wake_ups: u64,
-    /// What sending cost.
-    pub cost: Cost,
-}
-
-/// Where a stream's packets go, each with the next number.
-pub(super) trait Sending {
-    /// Packets that there is room for.
-    fn room(&mut self) -> u32;
-
-    /// Hands so many packets to the kernel, the first with this number.
-    fn send(&mut self, count: u32, sequence: u64);
-
-    /// Packets that have been sent since this was asked last.
-    fn reap(&mut self) -> u32;
-
-    /// Wakes the kernel unless it has taken everything; whether it did.
-    fn wake(&mut self) -> io::Result<bool>;
+/// What the programs of a stream print.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    /// Packets given to the kernel, or received while the time counted.
+    messages: u64,
+    /// Payload received.
+    bytes: u64,
+    /// Sequence numbers that did not come.
+    lost_messages: u64,
+    /// By the program's own clock.
+    seconds: f64,
+    /// What it cost meanwhile.
+    cost: Cost,
+    /// Dropped by the kernel at this socket since it was opened.
+    dropped: u64,
+    /// The NAPI id that busy polling used; 0: none was known.
+    napi_id: u32,
+    /// Whether its interrupts were deferred.
+    kept: bool,
 }
 
 /// Runs `bare send`.
@@ -107,26 +74,21 @@ pub(super) trait Sending {
 /// # Errors
 ///
 /// Anything the kernel says when the socket is made, and sending errors other than a full device.
-pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
+pub(super) fn send(args: &Arguments) -> io::Result<Report> {
     args.port.check_payload(args.payload)?;
-    let own = Own::open(args)?;
-    let room = Room::new(args, own.chunks)?;
-    send_by(args, own, &room)
-}
-
-fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<SendReport> {
+    let mut to = Sender::open(args)?;
+    let room = Room::new(args, to.chunks)?;
     let mut unfinished = 0;
     let mut sequence = 0_u64;
-    let mut wake_ups = 0;
-    let mut meter = args.port.meter()?;
-    meter.begin(Some(0));
+    let mut meter = Meter::default();
+    meter.begin(None);
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
-        unfinished -= to.reap();
+        unfinished -= to.free.reap(&mut to.socket);
         let count = room
             .for_batch(args.port.batch, sequence, unfinished)
-            .min(to.room());
+            .min(to.socket.tx.room() / to.chunks);
         if count == 0 {
             std::hint::spin_loop();
         } else {
@@ -134,19 +96,20 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
             sequence += u64::from(count);
             unfinished += count;
         }
-        wake_ups += u64::from(to.wake()?);
+        if !to.socket.tx.is_drained() {
+            to.socket.wake_tx()?;
+        }
     }
-    Ok(SendReport {
-        program: "bare-send".to_owned(),
-        packets: sequence,
+    Ok(Report {
+        messages: sequence,
         seconds: started.elapsed().as_secs_f64(),
-        wake_ups,
-        cost: meter.end(Some(0)),
+        cost: meter.end(None),
+        ..Report::default()
     })
 }
 
-/// Packets by this program's own rings.
-struct Own {
+/// Packets, each with the next number.
+struct Sender {
     socket: Socket,
     free: Slots,
     chunks: u32,
@@ -154,13 +117,13 @@ struct Own {
     _redirect: Option<redirect::Redirect>,
 }
 
-impl Own {
-    fn open(args: &SendArgs) -> io::Result<Own> {
+impl Sender {
+    fn open(args: &Arguments) -> io::Result<Sender> {
         let ifindex = ifindex(&args.port.interface)?;
         let mut socket = args.port.socket(ifindex)?;
         let redirect = || redirect::Redirect::to(socket.raw_fd(), ifindex, &args.port);
         let redirect = args.port.zero_copy.then(redirect).transpose()?;
-        let headers = args.to.ends(args.port.port).headers(args.payload);
+        let headers = args.headers(args.payload, 0)?;
         let packet_len = (HEADER_LEN + args.payload) as u32;
         let chunks = socket.chunks(packet_len);
         let mut free = Slots::new(&socket, chunks);
@@ -168,8 +131,8 @@ impl Own {
             socket.copy_in(chunk, &headers);
             socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
         }
-        teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
-        Ok(Own {
+        teach_queue(&mut socket, args, &mut free)?;
+        Ok(Sender {
             socket,
             free,
             chunks,
@@ -177,13 +140,8 @@ impl Own {
             _redirect: redirect,
         })
     }
-}
 
-impl Sending for Own {
-    fn room(&mut self) -> u32 {
-        self.socket.tx.room() / self.chunks
-    }
-
+    /// Hands so many packets to the kernel, the first with this number.
     fn send(&mut self, count: u32, sequence: u64) {
         for n in 0..count {
             let chunk = self.free.take();
@@ -193,17 +151,6 @@ impl Sending for Own {
             self.socket.write_packet(n * self.chunks, chunk, self.packet_len);
         }
         self.socket.tx.submit(count * self.chunks);
-    }
-
-    fn reap(&mut self) -> u32 {
-        self.free.reap(&mut self.socket)
-    }
-
-    fn wake(&mut self) -> io::Result<bool> {
-        if self.socket.tx.is_drained() {
-            return Ok(false);
-        }
-        self.socket.wake_tx().map(|()| true)
     }
 }
 
@@ -249,9 +196,9 @@ impl Slots {
 }
 
 /// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
-fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) -> io::Result<()> {
+fn teach_queue(socket: &mut Socket, args: &Arguments, free: &mut Slots) -> io::Result<()> {
     let chunk = free.take();
-    socket.copy_in(chunk, &to.ends(port + 1).headers(SEQUENCE_LEN));
+    socket.copy_in(chunk, &args.headers(SEQUENCE_LEN, 1)?);
     socket.write_packet(0, chunk, (HEADER_LEN + SEQUENCE_LEN) as u32);
     socket.tx.submit(1);
     socket.wake_tx()?;
@@ -266,85 +213,13 @@ fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) ->
     Ok(())
 }
 
-/// Arguments of `bare recv`.
-#[derive(Debug, Clone, Args)]
-pub struct ReceiveArgs {
-    /// Switches of the port
-    #[command(flatten)]
-    pub port: PortArgs,
-    /// Seconds after the first packet that do not count
-    #[arg(long, default_value_t = 0.2)]
-    pub warmup: f64,
-    /// Seconds that count
-    #[arg(long, default_value_t = 1.0)]
-    pub seconds: f64,
-}
-
-/// What `bare recv` prints.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ReceiveReport {
-    /// Name of the program.
-    pub program: String,
-    /// Payload received.
-    pub bytes: u64,
-    /// Packets received.
-    pub packets: u64,
-    /// Sequence numbers that did not come.
-    pub lost_packets: u64,
-    /// By the receiver's clock.
-    pub seconds: f64,
-    /// Payload over time.
-    pub gbit_per_s: f64,
-    /// Dropped by the kernel at this socket since it was opened.
-    pub dropped: u64,
-    /// Where the program ran.
-    pub mode: Attach,
-    /// How the receiver waited.
-    pub idle: Idle,
-    /// Who polled the queue.
-    pub busy_poll: BusyPoll,
-    /// The NAPI id that busy polling used; 0: none was known.
-    pub napi_id: u32,
-    /// Whether its interrupts were deferred.
-    #[serde(default)]
-    pub kept: bool,
-    /// Mean packets per look at the RX ring that found any.
-    pub packets_per_batch: f64,
-    /// What it cost while the time counted.
-    pub cost: Cost,
-}
-
-/// Where a stream's packets come from.
-pub(super) trait Receiving {
-    /// Takes what has come, so many descriptors at most; how many those were.
-    fn receive(&mut self, most: u32, taken: &mut Taken) -> u32;
-
-    /// One step of waiting.
-    fn wait(&mut self) -> io::Result<()>;
-
-    /// How it waits, and the socket that it waits for.
-    fn waiting(&self) -> (&Waiting, i32);
-
-    /// Packets that the kernel dropped at the socket.
-    fn dropped(&self) -> io::Result<u64>;
-}
-
 /// What has come.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Taken {
+struct Taken {
     bytes: u64,
     packets: u64,
     /// The number after the last packet's.
     next: u64,
-}
-
-impl Taken {
-    /// A whole packet with its number.
-    pub(super) fn packet(&mut self, len: u64, sequence: u64) {
-        self.next = sequence + 1;
-        self.bytes += len - HEADER_LEN as u64;
-        self.packets += 1;
-    }
 }
 
 /// Runs `bare recv`: waits for the first packet, then measures.
@@ -352,34 +227,25 @@ impl Taken {
 /// # Errors
 ///
 /// Anything the kernel says when socket and program are made.
-pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
-    let port = Port::open(&args.port)?;
-    let whole = Whole {
-        port,
+pub(super) fn receive(args: &Arguments, ready: impl FnOnce()) -> io::Result<Report> {
+    let mut from = Receiver {
+        port: Port::open(&args.port)?,
         len: 0,
         sequence: 0,
     };
-    receive_by(args, whole, ready)
-}
-
-fn receive_by(
-    args: &ReceiveArgs,
-    mut from: impl Receiving,
-    ready: impl FnOnce(),
-) -> io::Result<ReceiveReport> {
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
     if let Some(pace) = &pace {
         pace.set_count(0);
     }
     ready();
-    let (mut taken, mut batches) = (Taken::default(), 0_u64);
+    let mut taken = Taken::default();
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<(Instant, u64)> = None;
-    let mut meter = args.port.meter()?;
+    let mut meter = Meter::default();
     loop {
         let count = from.receive(args.port.batch, &mut taken);
         if count == 0 {
-            from.wait()?;
+            from.port.wait()?;
             if let Some((since, _)) = counts_from
                 && since.elapsed().as_secs_f64() > args.seconds + 1.0
             {
@@ -393,33 +259,25 @@ fn receive_by(
         if let Some(pace) = &pace {
             pace.set_count(taken.next);
         }
-        batches += 1;
         let now = Instant::now();
         let started = *started.get_or_insert(now);
         match counts_from {
             None if (now - started).as_secs_f64() >= args.warmup => {
                 counts_from = Some((now, taken.next));
-                meter.begin(Some(0));
-                (taken.bytes, taken.packets, batches) = (0, 0, 0);
+                meter.begin(None);
+                (taken.bytes, taken.packets) = (0, 0);
             }
             Some((since, first)) if (now - since).as_secs_f64() >= args.seconds => {
-                let seconds = (now - since).as_secs_f64();
-                let (waiting, fd) = from.waiting();
-                return Ok(ReceiveReport {
-                    program: "bare-recv".to_owned(),
+                let Port { socket, waiting, .. } = &from.port;
+                return Ok(Report {
                     bytes: taken.bytes,
-                    packets: taken.packets,
-                    lost_packets: (taken.next - first).saturating_sub(taken.packets),
-                    seconds,
-                    gbit_per_s: taken.bytes as f64 * 8.0 / seconds / 1e9,
-                    dropped: from.dropped()?,
-                    mode: args.port.mode,
-                    idle: args.port.idle,
-                    busy_poll: args.port.busy_poll,
-                    napi_id: waiting.napi_id(fd)?,
+                    messages: taken.packets,
+                    lost_messages: (taken.next - first).saturating_sub(taken.packets),
+                    seconds: (now - since).as_secs_f64(),
+                    cost: meter.end(None),
+                    dropped: socket.dropped()?,
+                    napi_id: waiting.napi_id(socket.raw_fd())?,
                     kept: waiting.is_kept(),
-                    packets_per_batch: taken.packets as f64 / batches as f64,
-                    cost: meter.end(Some(0)),
                 });
             }
             _ => {}
@@ -428,14 +286,15 @@ fn receive_by(
 }
 
 /// A port whose packets may have several chunks.
-struct Whole {
+struct Receiver {
     port: Port,
     /// Of the packet of which something has come.
     len: u64,
     sequence: u64,
 }
 
-impl Receiving for Whole {
+impl Receiver {
+    /// Takes what has come, so many descriptors at most; how many those were.
     fn receive(&mut self, most: u32, taken: &mut Taken) -> u32 {
         let socket = &mut self.port.socket;
         let count = socket.rx.waiting(most);
@@ -448,7 +307,9 @@ impl Receiving for Whole {
             }
             len += u64::from(descriptor.len);
             if is_last(&descriptor) {
-                sum.packet(std::mem::take(&mut len), sequence);
+                sum.next = sequence + 1;
+                sum.bytes += std::mem::take(&mut len) - HEADER_LEN as u64;
+                sum.packets += 1;
             }
             socket.fill.write(n, socket.chunk_of(descriptor.addr));
         }
@@ -458,17 +319,5 @@ impl Receiving for Whole {
             socket.fill.submit(count);
         }
         count
-    }
-
-    fn wait(&mut self) -> io::Result<()> {
-        self.port.wait()
-    }
-
-    fn waiting(&self) -> (&Waiting, i32) {
-        (&self.port.waiting, self.port.socket.raw_fd())
-    }
-
-    fn dropped(&self) -> io::Result<u64> {
-        self.port.socket.dropped()
     }
 }

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::bare::BareSpec;
 use super::end::Spec;
-use super::frozen::{self, Frozen};
 use super::host::{LINK, await_link};
 use super::tools::ToolSpec;
 use crate::cli::{Failure, chain};
@@ -31,8 +30,6 @@ const ENDING: Duration = Duration::from_secs(2);
 pub(super) enum Launch {
     /// An end of ours.
     End(Spec),
-    /// An end of a frozen build, by its system's name.
-    Frozen(String, Spec),
     /// A bare AF_XDP program.
     Bare(BareSpec),
     /// Somebody else's program.
@@ -42,8 +39,8 @@ pub(super) enum Launch {
 /// On which host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place<'a> {
-    /// The command's, with this interface and these options of `end`.
-    Near(&'a str, &'a str),
+    /// The command's, with this interface.
+    Near(&'a str),
     /// The other, with this interface.
     Far(&'a str),
 }
@@ -52,37 +49,27 @@ impl Launch {
     /// Where its far end listens.
     pub(super) fn address(&self) -> Ipv4Addr {
         match self {
-            Launch::End(spec) | Launch::Frozen(_, spec) => *spec.address.ip(),
+            Launch::End(spec) => *spec.address.ip(),
             Launch::Bare(spec) => spec.far_address(),
             Launch::Tool(spec) => *spec.address.ip(),
         }
     }
 
-    pub(super) fn words(
-        &self,
-        place: Place<'_>,
-        limit: Duration,
-        known: &[Frozen],
-    ) -> Result<(PathBuf, Vec<String>), Failure> {
+    pub(super) fn words(&self, place: Place<'_>, limit: Duration) -> Result<(PathBuf, Vec<String>), Failure> {
         let ours = || {
             std::env::current_exe().map_err(|error| Failure::new(format!("cannot find lm-bench: {error}")))
         };
         let limit_s = limit.as_secs_f64().ceil();
         let mut words = vec!["--time-limit".to_owned(), limit_s.to_string()];
         Ok(match self {
-            Launch::End(spec) | Launch::Frozen(_, spec) => {
-                let program = match self {
-                    Launch::Frozen(system, _) => frozen::program(known, system)?,
-                    _ => ours()?,
-                };
-                let (side, interface, options) = match place {
-                    Place::Near(interface, options) => ("near", interface, options),
-                    Place::Far(interface) => ("far", interface, ""),
+            Launch::End(spec) => {
+                let (side, interface) = match place {
+                    Place::Near(interface) => ("near", interface),
+                    Place::Far(interface) => ("far", interface),
                 };
                 let spec = serde_json::to_string(spec).expect("a spec is numbers and names");
                 words.extend(["end", side, &spec, "--interface", interface].map(str::to_owned));
-                words.extend(options.split_whitespace().map(str::to_owned));
-                (program, words)
+                (ours()?, words)
             }
             Launch::Bare(spec) => {
                 words.extend(spec.words(place));
@@ -114,11 +101,10 @@ impl Running {
         place: Place<'_>,
         core: u32,
         limit: Duration,
-        known: &[Frozen],
     ) -> Result<Running, Failure> {
-        let (Place::Near(interface, _) | Place::Far(interface)) = place;
+        let (Place::Near(interface) | Place::Far(interface)) = place;
         await_link(interface)?;
-        let (program, words) = launch.words(place, limit, known)?;
+        let (program, words) = launch.words(place, limit)?;
         let mut command = Command::new(&program);
         command
             .args(&words)
@@ -170,9 +156,7 @@ impl Running {
         loop {
             let ready = match launch {
                 Launch::Tool(spec) => is_bound(self.child.id(), spec.address),
-                Launch::End(_) | Launch::Frozen(..) | Launch::Bare(_) => {
-                    self.complaints().lines().any(|line| line == "ready")
-                }
+                Launch::End(_) | Launch::Bare(_) => self.complaints().lines().any(|line| line == "ready"),
             };
             if ready {
                 return Ok(());

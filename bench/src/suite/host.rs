@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
 use lm_cards::ethtool::Ethtool;
-use lm_dataplane::Napi;
 use serde::{Deserialize, Serialize};
 
 use super::schema::{Host, Link};
@@ -41,8 +40,6 @@ pub(super) struct LinkEnd {
     virtual_link: bool,
     offloads: BTreeMap<String, bool>,
     pub(super) xdp: bool,
-    napi: bool,
-    rps: Option<String>,
     speed_mbit: Option<u64>,
 }
 
@@ -76,8 +73,6 @@ impl LinkEnd {
             virtual_link: kind == "veth",
             driver: interface.driver.unwrap_or(kind),
             xdp: interface.xdp_program.is_some(),
-            napi: Napi::ids_of(interface.index).is_ok_and(|ids| !ids.is_empty()),
-            rps: steering(&name, interface.rx_queues),
             speed_mbit: read(&format!("/sys/class/net/{name}/speed"))
                 .and_then(|text| text.parse().ok())
                 .filter(|&speed| speed > 0),
@@ -85,41 +80,9 @@ impl LinkEnd {
         })
     }
 
-    /// Whether several packets may pass the stack as one.
-    pub(super) fn has_segmentation(&self) -> bool {
-        let on = |name: &str| self.offloads.get(name).copied().unwrap_or(false);
-        on("tcp-segmentation-offload") || on("generic-segmentation-offload")
-    }
-
-    /// Whether sockets can poll its queues: a veth pair has NAPI instances only with generic receive offload, or an XDP program.
-    pub(super) fn has_napi(&self) -> bool {
-        self.napi
-    }
-
-    fn joins_received(&self) -> bool {
-        (self.offloads.get("generic-receive-offload"))
-            .copied()
-            .unwrap_or(false)
-    }
-
-    /// Whether the kernel hands received packets to other cores.
-    pub(super) fn has_steering(&self) -> bool {
-        self.rps.is_some()
-    }
-
     /// As a report tells it: this end's, but for what matters on the receiving side.
-    pub(super) fn link(&self, far: &LinkEnd, place: Option<&str>, mode: &str) -> Link {
-        let mut name = place.unwrap_or(&self.driver).to_owned();
-        if far.has_steering() {
-            name.push_str(" with RPS");
-        }
-        if self.has_segmentation() && self.virtual_link {
-            name.push_str(" with offloads");
-        } else if far.joins_received() && self.virtual_link {
-            name.push_str(" with GRO");
-        }
+    pub(super) fn link(&self, far: &LinkEnd, mode: &str) -> Link {
         Link {
-            name,
             interface: self.interface.clone(),
             driver: self.driver.clone(),
             mtu: self.mtu.min(far.mtu),
@@ -127,7 +90,6 @@ impl LinkEnd {
             queues: self.queues.min(far.queues),
             offloads: self.offloads.clone(),
             xdp: self.xdp || far.xdp,
-            rps: far.rps.clone(),
             // What a veth pair says is made up.
             speed_mbit: self.speed_mbit.filter(|_| !self.virtual_link),
         }
@@ -155,17 +117,6 @@ pub(crate) fn await_link(interface: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Receive packet steering of a device's queues that is on: `queue 0: 2`.
-fn steering(interface: &str, queues: u32) -> Option<String> {
-    let on = (0..queues).filter_map(|queue| {
-        let mask = read(&format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus"))?;
-        mask.contains(|digit| !matches!(digit, '0' | ','))
-            .then(|| format!("queue {queue}: {mask}"))
-    });
-    let text = on.collect::<Vec<_>>().join(", ");
-    (!text.is_empty()).then_some(text)
-}
-
 fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
@@ -185,7 +136,7 @@ pub(super) fn host(core: u32) -> Host {
         name: text(system.nodename()),
         kernel: text(system.release()),
         cpu: line("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
-        cores: vec![core],
+        core,
         memory_bytes: memory.unwrap_or(0) << 10,
         governor: read(&format!(
             "/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"

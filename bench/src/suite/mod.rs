@@ -1,4 +1,4 @@
-//! The measuring commands: `serve` on one host; `latency`, `throughput`, `cpu`, `limit` and `compare` on the other.
+//! The measuring commands: `lm-bench serve` on one host, `lm-bench compare` on the other.
 //!
 //! ```text
 //!   lm-bench compare HOST                                   lm-bench serve
@@ -7,30 +7,29 @@
 //!   lm-bench end near         ──── what is measured ────▶   lm-bench end far
 //! ```
 //!
-//! Each measurement has a fresh program on each side, pinned to a core, and nothing else runs meanwhile. `end` has the systems and what is
-//! done with them, `catalogue` who they are, `measure` one measurement, `command` the rounds, `schema` what is kept.
+//! Each measurement has a fresh program on each side, pinned to a core, and nothing else runs meanwhile. `end` has what ends do,
+//! `systems` their names, `measure` one measurement, `compare` the rounds, `schema` what is kept.
 
 mod args;
 mod bare;
-mod catalogue;
 mod child;
-mod command;
+mod compare;
 mod end;
-mod frozen;
 mod host;
 #[cfg(any(test, feature = "fuzzing"))]
 mod hostile;
 mod measure;
 mod output;
+mod ratios;
 pub mod schema;
 mod serve;
-mod targets;
+mod systems;
 mod tools;
 
-pub use args::MeasureArgs;
-pub use command::{Measuring, measure};
-pub use end::{Cost, EndArgs, Outcome, run};
-pub(crate) use end::{Counted, Meter, Metered};
+pub use args::CompareArgs;
+pub use compare::compare;
+pub(crate) use end::{Cost, Meter};
+pub use end::{EndArgs, Outcome, run};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;

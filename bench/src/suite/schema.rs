@@ -1,4 +1,4 @@
-//! What the measuring commands write with `--json`, and what the report page reads: one [`Report`].
+//! What `lm-bench compare` writes with `--json`, and what the report page reads: one [`Report`].
 //!
 //! Times are whole round trips in nanoseconds, lengths payload in bytes, processor time in seconds. Fields that a later version adds
 //! are optional; [`SCHEMA`] changes when the meaning of one does.
@@ -8,15 +8,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Value of [`Report::schema`].
-pub const SCHEMA: &str = "lm-bench/1";
+pub const SCHEMA: &str = "lm-bench/2";
 
-/// The result of one run of a measuring command.
+/// The result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// `compare`, `latency`, `throughput`, `cpu` or `limit`.
-    pub command: String,
     /// Version of `lm-bench`.
     pub version: String,
     /// When the run began (RFC 3339, UTC).
@@ -24,21 +22,20 @@ pub struct Report {
     /// The host on which the command ran: the sending side.
     pub host: Host,
     /// The other host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub far: Option<Host>,
+    pub far: Host,
     /// Links between the two, as the sending host sees them.
     pub links: Vec<Link>,
     /// The command's options, and whatever else a repetition needs to know.
     pub settings: BTreeMap<String, String>,
     /// What a reader must know before believing a figure.
     pub caveats: Vec<String>,
-    /// Who was measured.
-    pub systems: Vec<System>,
+    /// The systems that were measured.
+    pub systems: Vec<Measured>,
     /// What was measured.
     pub rows: Vec<Row>,
     /// Comparisons of systems within the rounds.
     pub ratios: Vec<Ratio>,
-    /// Who was not measured, and why.
+    /// Systems that were not measured, and why.
     pub absent: Vec<Absent>,
     /// What failed: each round of a row is among its rounds or here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -54,11 +51,11 @@ pub struct Host {
     pub kernel: String,
     /// Model of the processor.
     pub cpu: String,
-    /// Cores that the programs ran on.
-    pub cores: Vec<u32>,
+    /// Core that the programs ran on.
+    pub core: u32,
     /// Main memory in bytes.
     pub memory_bytes: u64,
-    /// Frequency governor of those cores, where there is one.
+    /// Frequency governor of that core, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub governor: Option<String>,
 }
@@ -66,8 +63,6 @@ pub struct Host {
 /// A link between the hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// `veth`, `veth with RPS`, `igb` …; [`System::link`] names it.
-    pub name: String,
     /// Interface on the sending host.
     pub interface: String,
     /// Its driver.
@@ -83,9 +78,6 @@ pub struct Link {
     pub offloads: BTreeMap<String, bool>,
     /// Whether an XDP program was attached before the run: then no kernel row is worth anything.
     pub xdp: bool,
-    /// Receive packet steering of the far side's queues, as sysfs shows it; absent where it is off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rps: Option<String>,
     /// Speed that the driver reports, in Mbit/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed_mbit: Option<u64>,
@@ -93,29 +85,39 @@ pub struct Link {
 
 /// One way to move messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct System {
-    /// Stable name: `lm`, `udp-blocking`, `tcp-offloads`, `quinn` …
+pub struct Measured {
+    /// Its name with its options: `lm`, `lm --integrity none`, `udp-blocking` …
     pub id: String,
-    /// Name for people.
-    pub title: String,
     /// The best configuration found, in words.
     pub configuration: String,
-    /// The [`Link::name`] it ran on.
+    /// The [`Link::interface`] it ran on.
     pub link: String,
 }
 
 /// What a [`Row`] measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// Round trips of one message: rounds are [`LatencyRound`]s.
-    Latency,
-    /// One way, several messages in flight: rounds are [`TransferRound`]s.
-    Throughput,
-    /// The same, with the cores' spare cycles.
-    Cpu,
-    /// Round trips beside a bulk transfer on the same two threads: [`LatencyRound`]s.
-    LatencyUnderLoad,
+    /// Round trips of one message.
+    RoundTrips,
+    /// One way, several messages in flight.
+    Stream,
+    /// Round trips of 64 bytes beside a stream of longer messages, on the same two threads.
+    Beside,
+}
+
+impl What {
+    /// As tables show it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            What::RoundTrips => "round trips",
+            What::Stream => "stream",
+            What::Beside => "round trips beside",
+        }
+    }
 }
 
 /// One system at one message size.
@@ -123,68 +125,57 @@ pub enum What {
 pub struct Row {
     /// What was measured.
     pub what: What,
-    /// [`System::id`].
+    /// [`Measured::id`].
     pub system: String,
     /// Message length in bytes.
     pub size: u64,
     /// Each repetition.
     pub rounds: Vec<Round>,
-    /// Where the two ends' cores were in each of them; empty where nobody asked, or the hosts are two machines.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cores: Vec<Cores>,
-    /// All rounds' round trips as `.hgrm` text (microseconds); for latency only.
+    /// All rounds' round trips as `.hgrm` text (microseconds).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub histogram: Option<String>,
 }
 
-impl Row {
-    /// Where the cores were in a repetition, if that is known.
-    #[must_use]
-    pub fn cores_at(&self, at: u32) -> Option<&Cores> {
-        self.cores.iter().find(|cores| cores.at == at)
-    }
-}
-
-/// How far apart the two ends' cores were around one repetition.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cores {
-    /// Index of the repetition.
-    pub at: u32,
-    /// A cache line there and back before it, in nanoseconds.
-    pub before_ns: f64,
-    /// The same after it.
-    pub after_ns: f64,
-    /// They were two threads of one core.
-    pub shared: bool,
-    /// They were two, near, and stayed.
-    pub near: bool,
-}
-
-/// One repetition. The fields tell the two kinds apart.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Round {
-    /// Round trips.
-    Latency(LatencyRound),
-    /// A transfer.
-    Transfer(TransferRound),
-}
-
-/// Whole round trips of one repetition.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LatencyRound {
+/// One repetition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Round {
     /// Index of the repetition: rounds of the same index were measured side by side.
     pub at: u32,
-    /// Round trips.
-    pub count: u64,
-    /// Shortest; this and the percentiles are absent where a tool does not print them.
+    /// Messages that arrived whole while the time counted, or round trips.
+    pub messages: u64,
+    /// Messages that did not come, or not whole.
+    pub lost_messages: u64,
+    /// Payload that arrived one way; beside round trips the stream's.
+    pub bytes: u64,
+    /// The time in which it did, by the receiver's clock.
+    pub seconds: f64,
+    /// Processor time of the sending process meanwhile.
+    pub cpu_seconds_send: f64,
+    /// Processor time of the receiving process meanwhile.
+    pub cpu_seconds_receive: f64,
+    /// Busy time of all cores meanwhile, softirqs included, by `/proc/stat`: of the machine, or the sum of both machines.
+    pub cpu_seconds_machine: f64,
+    /// How long round trips took.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
+    /// LM's wake-ups of devices for each message, at the sending and the receiving end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wakeups_per_message: Vec<f64>,
+    /// Bytes that LM copied for each message, at both ends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copied_bytes_per_message: Vec<f64>,
+}
+
+/// Whole round trips of one repetition, in nanoseconds. What a tool does not print is absent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// Median.
+    pub p50_ns: f64,
+    /// Mean.
+    pub mean_ns: f64,
+    /// Shortest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ns: Option<f64>,
-    /// Median; the mean of a tool that prints only that.
-    pub p50_ns: f64,
-    /// 90 of 100 were not longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p90_ns: Option<f64>,
     /// 99 of 100 were not longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_ns: Option<f64>,
@@ -194,72 +185,29 @@ pub struct LatencyRound {
     /// Longest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_ns: Option<f64>,
-    /// Mean.
-    pub mean_ns: f64,
-    /// What the bulk transfer beside them moved, in bits of received payload per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub load_bits_per_s: Option<f64>,
-    /// What was counted for each, at the asking end.
-    #[serde(flatten)]
-    pub counts: PerMessage,
 }
 
-/// One repetition of a transfer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TransferRound {
-    /// Index of the repetition: rounds of the same index were measured side by side.
-    pub at: u32,
-    /// Payload that arrived while the time counted.
-    pub bytes: u64,
-    /// Messages that arrived whole meanwhile.
-    pub messages: u64,
-    /// Messages that did not come, or not whole.
-    pub lost_messages: u64,
-    /// The time that counted, by the receiver's clock.
-    pub seconds: f64,
-    /// Processor time of the sending process meanwhile.
-    pub cpu_seconds_send: f64,
-    /// Processor time of the receiving process meanwhile.
-    pub cpu_seconds_receive: f64,
-    /// Busy time of all cores meanwhile, softirqs included, by `/proc/stat`: of the machine, or the sum of both machines.
-    pub cpu_seconds_machine: f64,
-    /// What a loop of the lowest priority got of each core, as a part of what it gets of the idle core; for `cpu` only.
-    /// The sending core, then the receiving one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub spare_fraction: Vec<f64>,
-    /// What was counted for each message that the sending and the receiving program sent or received.
-    #[serde(flatten)]
-    pub counts: PerMessage,
-}
-
-/// What the kernel did for each message, where it was counted.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PerMessage {
-    /// System calls of the program.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calls_per_message: Vec<f64>,
-    /// Its wake-ups of AF_XDP sockets.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub wakeups_per_message: Vec<f64>,
-    /// Doorbells of its core.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub doorbells_per_message: Vec<f64>,
-    /// Bytes that its core copied, in the kernel and in the program.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub copied_bytes_per_message: Vec<f64>,
-}
-
-impl TransferRound {
-    /// Payload over time.
+impl Round {
+    /// A figure by its name: `p50`, `p99` (nanoseconds), `bits_per_s` or `cpu_s_per_gb`; `None` where the round has none.
     #[must_use]
-    pub fn bits_per_s(&self) -> f64 {
-        self.bytes as f64 * 8.0 / self.seconds
+    pub fn figure(&self, metric: &str) -> Option<f64> {
+        let times = self.times.as_ref();
+        match metric {
+            "p50" => times.map(|times| times.p50_ns),
+            "p99" => times?.p99_ns,
+            "bits_per_s" if self.seconds > 0.0 => Some(self.bytes as f64 * 8.0 / self.seconds),
+            "cpu_s_per_gb" if self.bytes > 0 => Some(self.cpu_seconds_machine / (self.bytes as f64 / 1e9)),
+            _ => None,
+        }
     }
+}
 
-    /// Busy time of all cores for 10^9 bytes of payload.
+impl Row {
+    /// Median, quartiles and interval of a figure over the rounds.
     #[must_use]
-    pub fn cpu_s_per_gb(&self) -> f64 {
-        self.cpu_seconds_machine / (self.bytes as f64 / 1e9)
+    pub fn summary(&self, metric: &str) -> Option<lm_measure::statistics::Summary> {
+        let figures = self.rounds.iter().filter_map(|round| round.figure(metric));
+        lm_measure::statistics::Summary::of_finite(figures)
     }
 }
 
@@ -270,11 +218,11 @@ pub struct Ratio {
     pub what: What,
     /// Message length in bytes.
     pub size: u64,
-    /// `p50`, `p99`, `bits_per_s` or `cpu_s_per_gb`.
+    /// As of [`Round::figure`].
     pub metric: String,
-    /// [`System::id`] above the line.
+    /// [`Measured::id`] above the line.
     pub system: String,
-    /// [`System::id`] below it.
+    /// [`Measured::id`] below it.
     pub against: String,
     /// Rounds that both have.
     pub rounds: u32,
@@ -284,55 +232,12 @@ pub struct Ratio {
     pub low: f64,
     /// Its upper end.
     pub high: f64,
-    /// The same over near cores; absent where nothing is known of the cores.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub near: Option<Near>,
-    /// What is asked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<Target>,
-    /// Whether it was reached.
-    pub verdict: Verdict,
-}
-
-/// A ratio over the rounds in which both systems had near cores.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Near {
-    /// How many these are.
-    pub rounds: u32,
-    /// The others.
-    pub left_out: u32,
-    /// Median, and the lower and the upper end of its interval; absent where there is no such round.
-    pub median_low_high: Option<[f64; 3]>,
-}
-
-/// What is asked of a ratio.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Target {
-    /// It shall not be below.
-    AtLeast(f64),
-    /// It shall not be above.
-    AtMost(f64),
-}
-
-/// Whether the interval is clear of the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// All of it is on the right side.
-    Met,
-    /// All of it is on the wrong side.
-    Missed,
-    /// It has both.
-    Unclear,
-    /// Nothing was asked.
-    None,
 }
 
 /// A system that was not measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absent {
-    /// [`System::id`].
+    /// [`Measured::id`].
     pub system: String,
     /// Why, and what to install or say.
     pub why: String,
@@ -343,7 +248,7 @@ pub struct Absent {
 pub struct Failed {
     /// What was to be measured.
     pub what: What,
-    /// [`System::id`].
+    /// [`Measured::id`].
     pub system: String,
     /// Message length in bytes.
     pub size: u64,
@@ -358,30 +263,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_are_told_apart_by_their_fields() {
-        let latency = r#"{"at":1,"count":5,"min_ns":1.0,"p50_ns":2.0,"p90_ns":3.0,"p99_ns":4.0,"p999_ns":5.0,"max_ns":6.0,"mean_ns":2.5}"#;
-        let transfer = r#"{"at":0,"bytes":1000000000,"messages":2,"lost_messages":0,"seconds":2.0,"cpu_seconds_send":1.0,
-            "cpu_seconds_receive":1.0,"cpu_seconds_machine":3.0,"spare_fraction":[0.5,0.25]}"#;
-        let Round::Latency(round) = serde_json::from_str(latency).unwrap() else {
-            panic!("taken for a transfer");
+    fn a_round_has_the_figures_that_were_measured() {
+        let text = r#"{"at":1,"messages":5,"lost_messages":0,"bytes":0,"seconds":1.0,"cpu_seconds_send":0.0,"cpu_seconds_receive":0.0,"cpu_seconds_machine":0.0,"p50_ns":2.0,"mean_ns":2.5,"p99_ns":4.0}"#;
+        let round: Round = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&round).unwrap(), text);
+        assert_eq!((round.figure("p50"), round.figure("p99")), (Some(2.0), Some(4.0)));
+        assert_eq!(round.figure("cpu_s_per_gb"), None);
+        let stream = Round {
+            bytes: 1_000_000_000,
+            seconds: 2.0,
+            cpu_seconds_machine: 3.0,
+            ..Round::default()
         };
-        assert_eq!(serde_json::to_string(&round).unwrap(), latency);
-        let Round::Transfer(round) = serde_json::from_str(transfer).unwrap() else {
-            panic!("taken for round trips");
-        };
-        assert_eq!((round.bits_per_s(), round.cpu_s_per_gb()), (4e9, 3.0));
+        let text = serde_json::to_string(&stream).unwrap();
+        assert_eq!(serde_json::from_str::<Round>(&text).unwrap(), stream);
+        let figures = ["bits_per_s", "cpu_s_per_gb", "p50"].map(|metric| stream.figure(metric));
+        assert_eq!(figures, [Some(4e9), Some(3.0), None]);
     }
 
     #[test]
-    fn names_in_json_are_those_of_the_page() {
-        assert_eq!(
-            serde_json::to_value(What::LatencyUnderLoad).unwrap(),
-            "latency-under-load"
-        );
-        assert_eq!(
-            serde_json::to_string(&Target::AtMost(0.5)).unwrap(),
-            r#"{"at_most":0.5}"#
-        );
-        assert_eq!(serde_json::to_value(Verdict::Unclear).unwrap(), "unclear");
+    fn names_in_json_are_those_of_the_command_line() {
+        use clap::ValueEnum as _;
+        for what in What::value_variants() {
+            let name = what.to_possible_value().unwrap().get_name().to_owned();
+            assert_eq!(serde_json::to_value(what).unwrap(), name);
+        }
     }
 }

@@ -12,7 +12,6 @@ use lm_admission::Cidr;
 use serde::{Deserialize, Serialize};
 
 use super::child::{Launch, Place, Running};
-use super::frozen::{self, Frozen};
 use super::host::{self, LinkEnd};
 use super::schema::Host;
 use super::tools::Tool;
@@ -44,9 +43,6 @@ pub struct ServeArgs {
     /// Core that this host's programs run on
     #[arg(long, default_value_t = 0)]
     core: u32,
-    /// A frozen build of this program that clients may measure as lm@NAME; may be given more than once
-    #[arg(long, value_name = "NAME=PATH", value_parser = frozen::parse)]
-    frozen: Vec<Frozen>,
 }
 
 impl ServeArgs {
@@ -130,13 +126,13 @@ pub fn serve(args: &ServeArgs, ready: impl FnOnce()) -> Result<(), Failure> {
             }
             continue;
         }
-        if let Err(error) = serve_one(connection, args.core, &args.frozen) {
+        if let Err(error) = serve_one(connection, args.core) {
             eprintln!("lm-bench: {from}: {}", chain(&error));
         }
     }
 }
 
-fn serve_one(connection: TcpStream, core: u32, known: &[Frozen]) -> io::Result<()> {
+fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
     connection.set_nodelay(true)?;
     connection.set_read_timeout(Some(SILENCE))?;
     let mut reader = BufReader::new(connection.try_clone()?);
@@ -150,7 +146,7 @@ fn serve_one(connection: TcpStream, core: u32, known: &[Frozen]) -> io::Result<(
                 running = None;
                 let started = LinkEnd::of(launch.address()).and_then(|link| {
                     let place = Place::Far(&link.interface);
-                    Running::start(&launch, place, core, limit_of(limit_s), known)
+                    Running::start(&launch, place, core, limit_of(limit_s))
                 });
                 match started {
                     Ok(program) => {
@@ -320,7 +316,7 @@ mod tests {
             std::net::SocketAddr::V4(address) => address,
             std::net::SocketAddr::V6(_) => unreachable!("it was bound to an IPv4 address"),
         };
-        let served = thread::spawn(move || serve_one(listener.accept()?.0, 0, &[]));
+        let served = thread::spawn(move || serve_one(listener.accept()?.0, 0));
         (address, served)
     }
 
@@ -345,7 +341,6 @@ mod tests {
             "hello\n",
             "{\"Start\":[{\"Program\":\"/bin/sh\"},1.0]}\n",
             "{\"Start\":[{\"Tool\":{\"tool\":\"sh\"}},1.0]}\n",
-            "{\"Start\":[{\"Frozen\":\"/bin/sh\"},1.0]}\n",
         ] {
             let (address, served) = server();
             let mut connection = TcpStream::connect(address).unwrap();

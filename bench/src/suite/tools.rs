@@ -1,4 +1,4 @@
-//! Standard tools, where they are installed: iperf3 and sockperf, by which our own kernel rows are judged; libfabric and UCX.
+//! Standard tools, where they are installed: iperf3 and sockperf, by which our own kernel rows are judged.
 
 use std::net::SocketAddrV4;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::child::Place;
-use super::schema::{LatencyRound, PerMessage, Round, TransferRound};
+use super::schema::{Round, Times};
 use crate::cli::Failure;
 
-/// Somebody else's program.
+/// A program that is not of this workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Tool {
@@ -21,10 +21,6 @@ pub(super) enum Tool {
     Sockperf,
     /// sockperf's ping-pong, spinning.
     SockperfSpinning,
-    /// libfabric's over its tcp provider.
-    FiPingpong,
-    /// UCX's tagged messages over TCP.
-    UcxPerftest,
 }
 
 /// A run of it.
@@ -35,27 +31,22 @@ pub(super) struct ToolSpec {
     pub(super) address: SocketAddrV4,
     pub(super) size: u64,
     pub(super) seconds: f64,
-    pub(super) count: u64,
 }
 
 impl Tool {
     /// All of them.
-    pub(super) const ALL: [Tool; 6] = [
+    pub(super) const ALL: [Tool; 4] = [
         Tool::Iperf3Udp,
         Tool::Iperf3Tcp,
         Tool::Sockperf,
         Tool::SockperfSpinning,
-        Tool::FiPingpong,
-        Tool::UcxPerftest,
     ];
 
     /// The program, and Debian's package that has it.
-    pub(super) const fn program(self) -> (&'static str, &'static str) {
+    pub(super) const fn program(self) -> &'static str {
         match self {
-            Tool::Iperf3Udp | Tool::Iperf3Tcp => ("iperf3", "iperf3"),
-            Tool::Sockperf | Tool::SockperfSpinning => ("sockperf", "sockperf"),
-            Tool::FiPingpong => ("fi_pingpong", "libfabric-bin"),
-            Tool::UcxPerftest => ("ucx_perftest", "ucx-utils"),
+            Tool::Iperf3Udp | Tool::Iperf3Tcp => "iperf3",
+            Tool::Sockperf | Tool::SockperfSpinning => "sockperf",
         }
     }
 
@@ -64,20 +55,13 @@ impl Tool {
         match self {
             Tool::Iperf3Udp | Tool::Iperf3Tcp => 5201,
             Tool::Sockperf | Tool::SockperfSpinning => 11_111,
-            Tool::FiPingpong => 47_592,
-            Tool::UcxPerftest => 13_337,
         }
-    }
-
-    /// Whether it measures round trips, rather than a stream.
-    pub(super) const fn is_round_trip(self) -> bool {
-        !matches!(self, Tool::Iperf3Udp | Tool::Iperf3Tcp)
     }
 
     /// Whether this host has it.
     pub(super) fn is_installed(self) -> bool {
         let folders = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&folders).any(|folder| folder.join(self.program().0).is_file())
+        std::env::split_paths(&folders).any(|folder| folder.join(self.program()).is_file())
     }
 }
 
@@ -90,17 +74,17 @@ impl ToolSpec {
             Tool::Iperf3Udp => self.size.min(65_507),
             _ => self.size,
         };
-        let (seconds, count) = (self.seconds, self.count);
+        let seconds = self.seconds;
         // sockperf and iperf3 count whole seconds.
         let line = match (self.tool, place) {
             (Tool::Iperf3Udp | Tool::Iperf3Tcp, Place::Far(_)) => format!("iperf3 -s -1 -B {ip} -p {port}"),
-            (Tool::Iperf3Udp, Place::Near(..)) => {
+            (Tool::Iperf3Udp, Place::Near(_)) => {
                 format!(
                     "iperf3 -c {ip} -p {port} -u -b 0 -l {size} -t {} -J",
                     whole(seconds)
                 )
             }
-            (Tool::Iperf3Tcp, Place::Near(..)) => {
+            (Tool::Iperf3Tcp, Place::Near(_)) => {
                 format!("iperf3 -c {ip} -p {port} -l {size} -t {} -J", whole(seconds))
             }
             (Tool::Sockperf | Tool::SockperfSpinning, _) => {
@@ -112,27 +96,12 @@ impl ToolSpec {
                 let to = format!("--ip {ip} --port {port}{spin}");
                 match place {
                     Place::Far(_) => format!("sockperf server {to}"),
-                    Place::Near(..) => format!(
+                    Place::Near(_) => format!(
                         "sockperf ping-pong {to} --msg-size {} --time {} --full-rtt",
                         size.max(14),
                         whole(seconds)
                     ),
                 }
-            }
-            (Tool::FiPingpong, Place::Far(_)) => {
-                format!("fi_pingpong -p tcp -e msg -B {port} -I {count} -S {size}")
-            }
-            (Tool::FiPingpong, Place::Near(..)) => {
-                format!("fi_pingpong -p tcp -e msg -P {port} -I {count} -S {size} {ip}")
-            }
-            // By itself it takes any way between the hosts that it finds.
-            (Tool::UcxPerftest, Place::Far(interface)) => {
-                format!("env UCX_TLS=tcp UCX_NET_DEVICES={interface} ucx_perftest -p {port}")
-            }
-            (Tool::UcxPerftest, Place::Near(interface, _)) => {
-                format!(
-                    "env UCX_TLS=tcp UCX_NET_DEVICES={interface} ucx_perftest {ip} -p {port} -t tag_lat -s {size} -n {count} -w 100"
-                )
             }
         };
         line.split_whitespace().map(str::to_owned).collect()
@@ -143,10 +112,8 @@ impl ToolSpec {
         let round = match self.tool {
             Tool::Iperf3Udp | Tool::Iperf3Tcp => stream(at, text),
             Tool::Sockperf | Tool::SockperfSpinning => sockperf(at, text),
-            Tool::FiPingpong => fi_pingpong(at, text),
-            Tool::UcxPerftest => ucx(at, text),
         };
-        let name = self.tool.program().0;
+        let name = self.tool.program();
         round.ok_or_else(|| Failure::new(format!("{name} printed no figure; run it by hand to see why")))
     }
 }
@@ -177,18 +144,17 @@ fn stream(at: u32, text: &str) -> Option<Round> {
     };
     let cpu = |name: &str| end["cpu_utilization_percent"][name].as_f64().unwrap_or(0.0) / 100.0 * seconds;
     let (send, receive) = (cpu("host_total"), cpu("remote_total"));
-    Some(Round::Transfer(TransferRound {
+    Some(Round {
         at,
-        bytes: bytes as u64,
         messages,
         lost_messages: lost,
+        bytes: bytes as u64,
         seconds,
         cpu_seconds_send: send,
         cpu_seconds_receive: receive,
         cpu_seconds_machine: send + receive,
-        spare_fraction: Vec::new(),
-        counts: PerMessage::default(),
-    }))
+        ..Round::default()
+    })
 }
 
 /// Lines like `sockperf: ---> percentile 50.000 =    6.970`, in microseconds.
@@ -209,57 +175,19 @@ fn sockperf(at: u32, text: &str) -> Option<Round> {
         rest.split_whitespace().next()?.parse::<f64>().ok()
     });
     let p50_ns = percentile("50.000")?;
-    Some(Round::Latency(LatencyRound {
+    Some(Round {
         at,
-        count: count.unwrap_or(0),
-        min_ns: after("<MIN> observation").map(|us| us * 1000.0),
-        p50_ns,
-        p90_ns: percentile("90.000"),
-        p99_ns: percentile("99.000"),
-        p999_ns: percentile("99.900"),
-        max_ns: after("<MAX> observation").map(|us| us * 1000.0),
-        mean_ns: mean.map_or(p50_ns, |mean| mean * 1000.0),
-        load_bits_per_s: None,
-        counts: PerMessage::default(),
-    }))
-}
-
-/// Round trips of which only a mean (and perhaps a median) is known.
-fn known_mean(at: u32, count: u64, p50_ns: f64, mean_ns: f64) -> Round {
-    Round::Latency(LatencyRound {
-        at,
-        count,
-        min_ns: None,
-        p50_ns,
-        p90_ns: None,
-        p99_ns: None,
-        p999_ns: None,
-        max_ns: None,
-        mean_ns,
-        load_bits_per_s: None,
-        counts: PerMessage::default(),
+        messages: count.unwrap_or(0),
+        times: Some(Times {
+            min_ns: after("<MIN> observation").map(|us| us * 1000.0),
+            p50_ns,
+            p99_ns: percentile("99.000"),
+            p999_ns: percentile("99.900"),
+            max_ns: after("<MAX> observation").map(|us| us * 1000.0),
+            mean_ns: mean.map_or(p50_ns, |mean| mean * 1000.0),
+        }),
+        ..Round::default()
     })
-}
-
-/// A line like `64      1k      =1k     125k        0.02s      6.21      10.31       0.10`: the seventh column is half a round trip in
-/// microseconds.
-fn fi_pingpong(at: u32, text: &str) -> Option<Round> {
-    let head = text.lines().find(|line| line.contains("usec/xfer"))?;
-    let line = text.lines().skip_while(|line| *line != head).nth(1)?;
-    let half = line.split_whitespace().nth(6)?.parse::<f64>().ok()?;
-    Some(known_mean(at, 0, half * 2000.0, half * 2000.0))
-}
-
-/// A line like `Final:                100000     6.345     6.402     6.402 …`: median and mean of half a round trip in microseconds.
-fn ucx(at: u32, text: &str) -> Option<Round> {
-    let line = text
-        .lines()
-        .find(|line| line.trim_start().starts_with("Final:"))?;
-    let mut fields = line.split_whitespace().skip(1);
-    let count = fields.next()?.parse().ok()?;
-    let mut half = || fields.next()?.parse::<f64>().ok();
-    let (median, mean) = (half()?, half()?);
-    Some(known_mean(at, count, median * 2000.0, mean * 2000.0))
 }
 
 #[cfg(test)]
@@ -279,17 +207,16 @@ sockperf: ---> percentile 90.000 =    8.000
 sockperf: ---> percentile 50.000 =    6.970
 sockperf: ---> <MIN> observation =    5.500
 ";
-        let Some(Round::Latency(round)) = sockperf(3, text) else {
-            panic!("not understood");
-        };
-        assert_eq!((round.at, round.count), (3, 64_532));
+        let round = sockperf(3, text).expect("it is understood");
+        assert_eq!((round.at, round.messages), (3, 64_532));
+        let times = round.times.unwrap();
         assert_eq!(
             [
-                round.min_ns,
-                round.p99_ns,
-                round.max_ns,
-                Some(round.p50_ns),
-                Some(round.mean_ns)
+                times.min_ns,
+                times.p99_ns,
+                times.max_ns,
+                Some(times.p50_ns),
+                Some(times.mean_ns)
             ],
             [5500.0, 9000.0, 101_500.0, 6970.0, 7201.0].map(Some)
         );
@@ -300,25 +227,12 @@ sockperf: ---> <MIN> observation =    5.500
     fn iperf3_counts_what_arrived() {
         let udp = r#"{"end":{"sum":{"seconds":2,"bytes":4000,"packets":4,"lost_packets":1,"lost_percent":25},
             "cpu_utilization_percent":{"host_total":50,"remote_total":25}}}"#;
-        let Some(Round::Transfer(round)) = stream(0, udp) else {
-            panic!("not understood");
-        };
+        let round = stream(0, udp).expect("it is understood");
         assert_eq!((round.bytes, round.messages, round.lost_messages), (3000, 3, 1));
         assert_eq!(round.cpu_seconds_machine, 1.5);
         let tcp =
             r#"{"end":{"sum_sent":{"bytes":9000,"seconds":1},"sum_received":{"bytes":8000,"seconds":1}}}"#;
-        assert!(matches!(stream(0, tcp), Some(Round::Transfer(round)) if round.bytes == 8000));
+        assert_eq!(stream(0, tcp).unwrap().bytes, 8000);
         assert!(stream(0, r#"{"error":"refused"}"#).is_none());
-    }
-
-    #[test]
-    fn half_round_trips_are_doubled() {
-        let fi = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
-                  64      1k      =1k      125k        0.02s      6.21      10.31       0.10\n";
-        assert!(matches!(fi_pingpong(0, fi), Some(Round::Latency(round)) if round.mean_ns == 20_620.0));
-        let text = "Final:     5000      6.5     7.0     7.0     9.4    9.4   154  154\n";
-        assert!(
-            matches!(ucx(0, text), Some(Round::Latency(round)) if round.p50_ns == 13_000.0 && round.mean_ns == 14_000.0)
-        );
     }
 }

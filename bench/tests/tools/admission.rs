@@ -444,38 +444,6 @@ fn losses_are_repaired_by_the_daemon() {
     hosts.wait_until_nothing_is_left();
 }
 
-#[test]
-fn requests_in_trains_wait_for_one_another() {
-    // Of a daemon that never sleeps, which takes requests on a way of its own.
-    let Some(hosts) = Bed::new().and_then(|bed| Hosts::with_policy(bed, USER, &["--spin"])) else {
-        return;
-    };
-    let receiving = hosts.recv(&hosts.directory("out"), &["--from-anyone"]);
-    let key = hosts.bed.path("key");
-    let ask = |options: &str| {
-        let line = format!(
-            "admission ask --bind {SENDER} --to {RECEIVER}:7169 --key-file {} {options}",
-            key.display()
-        );
-        Tool::start(lm_bench(&hosts.bed, Host::Sender, &line)).end()
-    };
-    let report = ask("--requests 20 --train 12").expect_code(0).json();
-    // Of each train the first four do not count: three trains.
-    let number = |name: &str| report[name].as_u64();
-    assert_eq!(
-        (number("granted"), number("ended")),
-        (Some(36), Some(36)),
-        "{report}"
-    );
-    let counts = report["latency_counts"].as_array().expect("a histogram");
-    let counted = counts.iter().filter_map(|count| count[1].as_u64());
-    assert_eq!(counted.sum::<u64>(), 24, "{report}");
-    ask("--train 12 --rate 5").expect_code(2);
-    receiving.signal(Signal::TERM);
-    receiving.end();
-    hosts.wait_until_nothing_is_left();
-}
-
 /// Makes a key file.
 fn keygen(bed: &Bed, name: &str) -> Option<PathBuf> {
     let path = bed.path(name);

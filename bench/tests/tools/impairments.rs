@@ -365,9 +365,9 @@ fn queues_are_kept() {
             &format!("bare recv {both} --mode native"),
             &format!("bare send {both} --payload 1000 {}", bare_addresses(&bed)),
         );
-        assert!(number(&received, "packets") > 0, "{options} {queue}: {received}");
+        assert!(number(&received, "messages") > 0, "{options} {queue}: {received}");
         assert_eq!(
-            number(&received, "lost_packets"),
+            number(&received, "lost_messages"),
             0,
             "{options} {queue}: {received}"
         );

@@ -8,7 +8,6 @@ mod disk;
 #[path = "../../../admission/tests/attacks/forger.rs"]
 #[allow(dead_code)] // the attacks on admission use the rest
 mod forger;
-mod frozen;
 mod hosts;
 mod impairments;
 mod jumbo;

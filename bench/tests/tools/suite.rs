@@ -6,20 +6,20 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use lm_bench::suite::schema::{Failed, Report, Round, Row, Verdict, What};
+use lm_bench::suite::schema::{Failed, Report, Round, Row, What};
 use rustix::process::{Pid, Signal};
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
 use crate::measuring::{bare_addresses, lm_bench};
 
 /// Everybody is a lot, and the machine may be busy.
-pub(crate) const LONG: Duration = Duration::from_secs(300);
+const LONG: Duration = Duration::from_secs(300);
 
 fn serve(bed: &Bed) -> Tool {
     serve_with(bed, &format!("--bind {RECEIVER}:7170 --allow {SENDER}"))
 }
 
-pub(crate) fn serve_with(bed: &Bed, options: &str) -> Tool {
+fn serve_with(bed: &Bed, options: &str) -> Tool {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let line = format!("serve --core {} {options}", 1.min(cores - 1));
     let tool = Tool::start(lm_bench(bed, Host::Receiver, &line));
@@ -28,7 +28,7 @@ pub(crate) fn serve_with(bed: &Bed, options: &str) -> Tool {
 }
 
 /// Runs a command; its report, and what it printed.
-pub(crate) fn measure(bed: &Bed, line: &str) -> (Report, String) {
+fn measure(bed: &Bed, line: &str) -> (Report, String) {
     let json = bed.path("report.json");
     let line = format!("{line} --json {}", json.display());
     let ended = Tool::start(lm_bench(bed, Host::Sender, &line)).end_within(LONG);
@@ -39,7 +39,7 @@ pub(crate) fn measure(bed: &Bed, line: &str) -> (Report, String) {
 }
 
 /// Ends the server, which must not have left anything.
-pub(crate) fn end(bed: &Bed, server: Tool) {
+fn end(bed: &Bed, server: Tool) {
     server.signal(Signal::TERM);
     server.end();
     wait_until("a program stayed attached", || {
@@ -47,35 +47,29 @@ pub(crate) fn end(bed: &Bed, server: Tool) {
     });
 }
 
-pub(crate) fn check_round(row: &Row, round: &Round, at: u32) {
-    match round {
-        Round::Latency(round) => {
-            assert_eq!(round.at, at, "{row:?}");
-            let ordered = [
-                round.min_ns,
-                Some(round.p50_ns),
-                round.p90_ns,
-                round.p99_ns,
-                round.p999_ns,
-                round.max_ns,
-            ];
-            assert!(ordered.iter().flatten().is_sorted(), "{row:?}");
-            assert!(round.p50_ns > 500.0, "no round trip is that short: {row:?}");
-            let load = row.what == What::LatencyUnderLoad;
-            assert_eq!(
-                round.load_bits_per_s.is_some_and(|bits| bits > 0.0),
-                load,
-                "{row:?}"
-            );
-        }
-        Round::Transfer(round) => {
-            assert_eq!(round.at, at, "{row:?}");
-            assert!(round.bytes > 0 && round.seconds > 0.0, "{row:?}");
-            if row.system.starts_with("lm") || row.system == "quinn" || row.system == "tcp" {
-                assert_eq!(round.bytes, round.messages * row.size, "{row:?}");
-                assert_eq!(round.lost_messages, 0, "{row:?}");
-            }
-        }
+fn check_round(row: &Row, round: &Round, at: u32) {
+    assert_eq!(round.at, at, "{row:?}");
+    assert_eq!(round.times.is_some(), row.what != What::Stream, "{row:?}");
+    // What travels one way is there in a stream, and beside round trips.
+    let travels = round.bytes > 0 && round.seconds > 0.0;
+    assert_eq!(travels, row.what != What::RoundTrips, "{row:?}");
+    if let Some(times) = &round.times {
+        let ordered = [
+            times.min_ns,
+            Some(times.p50_ns),
+            times.p99_ns,
+            times.p999_ns,
+            times.max_ns,
+        ];
+        assert!(ordered.iter().flatten().is_sorted(), "{row:?}");
+        assert!(times.p50_ns > 500.0, "no round trip is that short: {row:?}");
+    } else if row.system.starts_with("lm") || row.system == "tcp" {
+        assert_eq!(round.bytes, round.messages * row.size, "{row:?}");
+        assert_eq!(round.lost_messages, 0, "{row:?}");
+    }
+    if row.system.starts_with("lm") && row.what == What::Stream {
+        assert_eq!(round.copied_bytes_per_message, [0.0, 0.0], "{row:?}");
+        assert!(round.wakeups_per_message[0] > 0.0, "{row:?}");
     }
 }
 
@@ -86,7 +80,7 @@ fn compare_measures_everybody_in_turns() {
     let (report, text) = measure(
         &bed,
         &format!(
-            "compare {RECEIVER} --rounds 2 --sizes 7168 --seconds 0.1 --warm-up 0.02 --count 50 --caveat tested"
+            "compare {RECEIVER} --rounds 2 --sizes 7168 --seconds 0.1 --warm-up 0.02 --count 50 --setting by=test"
         ),
     );
     for row in &report.rows {
@@ -101,15 +95,12 @@ fn compare_measures_everybody_in_turns() {
             let round = rounds.next();
             check_round(row, round.unwrap_or_else(|| panic!("no round {at}: {row:?}")), at);
         });
-        assert!(
-            rounds.next().is_none() && row.cores.is_empty(),
-            "nobody asked: {row:?}"
-        );
+        assert!(rounds.next().is_none(), "{row:?}");
         let system = report.systems.iter().find(|system| system.id == row.system);
-        let system = system.unwrap_or_else(|| panic!("nobody is {}", row.system));
+        let system = system.unwrap_or_else(|| panic!("no system is {}", row.system));
         assert!(!system.configuration.is_empty());
         assert!(
-            report.links.iter().any(|link| link.name == system.link),
+            report.links.iter().any(|link| link.interface == system.link),
             "{system:?}"
         );
     }
@@ -121,47 +112,54 @@ fn compare_measures_everybody_in_turns() {
     };
     for system in [
         "lm",
-        "lm-no-integrity",
+        "lm --integrity none",
         "udp-blocking",
         "udp-spinning",
         "tcp",
         "bare",
     ] {
-        assert!(measured(What::Latency, system), "{system}: {:?}", report.absent);
         assert!(
-            measured(What::Throughput, system),
+            measured(What::RoundTrips, system),
             "{system}: {:?}",
             report.absent
         );
+        assert!(measured(What::Stream, system), "{system}: {:?}", report.absent);
     }
-    for system in ["udp-mmsg", "udp-gso", "tcp-zerocopy"] {
-        assert!(
-            measured(What::Throughput, system),
-            "{system}: {:?}",
-            report.absent
-        );
+    for system in ["udp-mmsg", "udp-gso"] {
+        assert!(measured(What::Stream, system), "{system}: {:?}", report.absent);
     }
     for system in ["lm", "udp-spinning"] {
-        assert!(
-            measured(What::LatencyUnderLoad, system),
-            "{system}: {:?}",
-            report.absent
-        );
+        assert!(measured(What::Beside, system), "{system}: {:?}", report.absent);
     }
-    // Who is not there is said to be absent: this link has no receive packet steering.
-    assert!(report.absent.iter().any(|absent| absent.system == "udp-rps"));
-    let targets = |against: &str| {
-        let of = report.ratios.iter().filter(move |ratio| ratio.against == against);
-        of.filter(|ratio| ratio.target.is_some())
-            .inspect(|ratio| assert!(ratio.rounds == 2 && ratio.verdict != Verdict::None, "{ratio:?}"))
+    let ratios = |against: &str| {
+        report
+            .ratios
+            .iter()
+            .filter(|ratio| ratio.against == against)
             .count()
     };
-    assert_eq!((targets("bare"), targets("lm-sleeping")), (1, 0));
-    // Round trips: two; with a load: one.
-    assert!(targets("udp-spinning") >= 3, "{:?}", report.ratios);
-    assert!(report.caveats.iter().any(|caveat| caveat == "tested"));
-    assert!(text.contains("t_typical") && text.contains(">= 0.95"), "{text}");
-    let is_it = |row: &&Row| (row.what, &*row.system, row.size) == (What::Latency, "lm", 64);
+    // Two figures each: round trips, a stream, and round trips beside one.
+    assert_eq!(
+        (ratios("udp-spinning"), ratios("udp-gso"), ratios("lm")),
+        (6, 2, 0)
+    );
+    assert!(
+        report
+            .ratios
+            .iter()
+            .all(|ratio| ratio.system == "lm" && ratio.rounds == 2)
+    );
+    assert_eq!(report.settings["by"], "test");
+    let first = text.lines().next().unwrap();
+    assert!(
+        first.starts_with("LM: ") && first.contains("kernel UDP (udp-") && first.contains("kernel TCP (tcp)"),
+        "{text}"
+    );
+    assert!(
+        text.contains("p50 µs") && text.contains("lm --integrity none"),
+        "{text}"
+    );
+    let is_it = |row: &&Row| (row.what, &*row.system, row.size) == (What::RoundTrips, "lm", 64);
     let histogram = report
         .rows
         .iter()
@@ -176,7 +174,9 @@ fn compare_measures_everybody_in_turns() {
 fn round_trips_of_any_length_by_the_clock_and_without() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let line = format!("latency {RECEIVER} --systems lm,udp-blocking,tcp --sizes 1,61,65539 --count 30");
+    let line = format!(
+        "compare {RECEIVER} --tasks round-trips --rounds 1 --systems lm,udp-blocking,tcp --sizes 1,61,65539 --count 30"
+    );
     let (report, _) = measure(&bed, &line);
     for system in ["lm", "tcp"] {
         let sizes: Vec<u64> = (report.rows.iter())
@@ -195,13 +195,12 @@ fn round_trips_of_any_length_by_the_clock_and_without() {
             .count(),
         2
     );
-    let line = format!("latency {RECEIVER} --systems lm --sizes 64 --count 40 --rate 100 --seconds 5");
+    let line = format!(
+        "compare {RECEIVER} --tasks round-trips --rounds 1 --systems lm --count 40 --rate 100 --seconds 5"
+    );
     let (report, _) = measure(&bed, &line);
     assert_eq!(report.settings["round_trips_per_second"], "100");
-    assert!(
-        matches!(&report.rows[0].rounds[0], Round::Latency(round) if round.count == 40),
-        "{report:?}"
-    );
+    assert_eq!(report.rows[0].rounds[0].messages, 40, "{report:?}");
     end(&bed, server);
 }
 
@@ -210,60 +209,24 @@ fn costs_of_a_transfer_with_a_rate() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
     let line = format!(
-        "cpu {RECEIVER} --systems lm-sleeping,udp-blocking --sizes 7168 --bit-rate 20Mbit --seconds 0.4"
+        "compare {RECEIVER} --tasks stream --rounds 1 --systems 'lm --idle default,udp-blocking' --sizes 7168 --bit-rate 20Mbit --seconds 0.4"
     );
     let (report, text) = measure(&bed, &line);
     assert_eq!(report.rows.len(), 2, "{:?}", report.absent);
     for row in &report.rows {
-        let Round::Transfer(round) = &row.rounds[0] else {
-            panic!("no transfer: {row:?}")
-        };
+        let round = &row.rounds[0];
         assert!(
-            round.bits_per_s() < 60e6,
+            round.figure("bits_per_s") < Some(60e6),
             "three times what was asked for: {row:?}"
         );
-        assert_eq!(round.spare_fraction.len(), 2, "{row:?}");
         assert!(
-            round
-                .spare_fraction
-                .iter()
-                .all(|part| part.is_finite() && *part >= 0.0),
-            "{row:?}"
-        );
-        assert!(
-            round.cpu_seconds_send > 0.0 && round.cpu_seconds_receive > 0.0,
+            round.cpu_seconds_send > 0.0
+                && round.cpu_seconds_receive > 0.0
+                && round.figure("cpu_s_per_gb") > Some(0.0),
             "{row:?}"
         );
     }
-    assert!(text.contains("spare"), "{text}");
-    end(&bed, server);
-}
-
-#[test]
-fn the_limit_is_that_of_the_best_recipe() {
-    let Some(bed) = Bed::new() else { return };
-    let server = serve(&bed);
-    let (report, text) = measure(&bed, &format!("limit {RECEIVER} --seconds 0.1 --warm-up 0.02"));
-    assert_eq!(report.rows.len(), 2, "{:?}", report.absent);
-    assert_eq!(
-        text.matches("Gbit/s").count(),
-        6 + 1,
-        "six recipes and a heading: {text}"
-    );
-    assert!(
-        text.contains("768 of them by credit, its interrupts deferred: ") && !text.contains("failed"),
-        "LM's own recipe is one of them: {text}"
-    );
-    let speeds = text.lines().filter_map(|line| {
-        let (recipe, speed) = line.rsplit_once(": ")?;
-        Some((recipe, speed.strip_suffix(" Gbit/s")?.parse::<f64>().unwrap()))
-    });
-    let (best, speed) = speeds.max_by(|one, other| one.1.total_cmp(&other.1)).unwrap();
-    let system = &report.systems[0];
-    assert!(
-        speed > 0.0 && system.id == "bare" && system.configuration.starts_with(best),
-        "{system:?} {text}"
-    );
+    assert!(text.contains("s/GB"), "{text}");
     end(&bed, server);
 }
 
@@ -274,7 +237,7 @@ fn a_measurement_that_fails_is_told_and_not_repeated() {
     let server = serve(&bed);
     let json = bed.path("failed.json");
     let line = format!(
-        "throughput {RECEIVER} --systems tcp --sizes 7168 --rounds 3 --seconds 1 --json {}",
+        "compare {RECEIVER} --tasks stream --systems tcp --sizes 7168 --rounds 3 --seconds 1 --json {}",
         json.display()
     );
     let client = Tool::start(lm_bench(&bed, Host::Sender, &line));
@@ -297,7 +260,7 @@ fn a_measurement_that_fails_is_told_and_not_repeated() {
     let rounds = report["rows"][0]["rounds"].as_array().unwrap();
     let at: Vec<_> = rounds.iter().map(|round| round["at"].as_u64().unwrap()).collect();
     assert_eq!(at, [1, 2], "{report:#}");
-    assert!(text.contains("Failed, and not repeated"), "{text}");
+    assert!(text.contains("failed, and not repeated"), "{text}");
     end(&bed, server);
 }
 
@@ -308,121 +271,20 @@ fn child_of(id: u32) -> Option<Pid> {
     Pid::from_raw(child)
 }
 
-/// Wherever the cores are, each round is kept, with how far apart they were, and the ratio of all rounds stands beside that of near ones.
-#[test]
-fn every_round_is_kept_with_how_far_apart_the_cores_were() {
-    let Some(bed) = Bed::new() else { return };
-    let server = serve(&bed);
-    let json = bed.path("near.json");
-    let line = format!(
-        "latency {RECEIVER} --systems lm,udp-spinning --sizes 64 --count 20 --rounds 2 --near-cores --json {}",
-        json.display()
-    );
-    let ended = Tool::start(lm_bench(&bed, Host::Sender, &line)).end_within(LONG);
-    ended.expect_code(0);
-    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
-    let report: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
-    let two_cores = std::thread::available_parallelism().map_or(1, usize::from) > 1;
-    for row in report["rows"].as_array().unwrap() {
-        let cores = row["cores"].as_array().map_or(&[][..], |cores| cores);
-        assert_eq!(
-            cores.len(),
-            row["rounds"].as_array().unwrap().len() * usize::from(two_cores),
-            "{row:#}"
-        );
-        for (cores, at) in cores.iter().zip(0..) {
-            assert_eq!(cores["at"], at);
-            assert!(
-                cores["before_ns"].as_f64() > Some(1.0) && cores["after_ns"].as_f64() > Some(1.0),
-                "{row:#}"
-            );
-        }
-    }
-    let near = &report["ratios"][0]["near"];
-    if two_cores {
-        let rounds = ["rounds", "left_out"].map(|name| near[name].as_u64().unwrap());
-        assert_eq!(
-            rounds.iter().sum::<u64>(),
-            report["ratios"][0]["rounds"].as_u64().unwrap()
-        );
-        assert!(text.contains("left out"), "{text}");
-    }
-    end(&bed, server);
-}
-
-/// A veth pair has NAPI instances for sockets to poll while an XDP program is attached, or with generic receive offload.
-#[test]
-fn kernel_sockets_poll_their_queue_as_lm_does() {
-    let Some(bed) = Bed::new() else { return };
-    let server = serve(&bed);
-    let line = format!(
-        "{{}} {RECEIVER} --systems udp-polled,tcp-polled --sizes 1000 --count 100 --seconds 0.3 --rounds 2"
-    );
-    let throughput = line.replace("{}", "throughput");
-    let ended = Tool::start(lm_bench(&bed, Host::Sender, &throughput)).end();
-    ended.expect_code(1);
-    assert!(ended.stderr.contains("--napi-host"), "{}", ended.stderr);
-    let programs = [Host::Sender, Host::Receiver].map(|host| {
-        let mut program = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
-        program.args(["--time-limit", "300", "bare", "pong", "--interface", INTERFACE]);
-        let program = Tool::start(program);
-        program.wait_for_line("ready");
-        program
-    });
-    let kept = std::sync::atomic::AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let measuring = scope.spawn(|| measure(&bed, &throughput).0);
-        while !measuring.is_finished() {
-            kept.fetch_max(
-                bed.napis_kept(Host::Receiver),
-                std::sync::atomic::Ordering::Relaxed,
-            );
-        }
-        let report = measuring.join().unwrap();
-        assert_eq!(
-            (report.rows.len(), &report.failures[..]),
-            (2, &[][..]),
-            "{:?}",
-            report.absent
-        );
-        for row in &report.rows {
-            (0..)
-                .zip(&row.rounds)
-                .for_each(|(at, round)| check_round(row, round, at));
-        }
-    });
-    assert_eq!(kept.into_inner(), 1, "no queue's interrupts were deferred");
-    let (report, _) = measure(&bed, &line.replace("{}", "latency"));
-    assert_eq!(
-        (report.rows.len(), &report.failures[..]),
-        (2, &[][..]),
-        "{:?}",
-        report.absent
-    );
-    wait_until("the queues were not given back", || {
-        bed.napis_kept(Host::Sender) + bed.napis_kept(Host::Receiver) == 0
-    });
-    for program in programs {
-        program.signal(Signal::TERM);
-        program.end();
-    }
-    end(&bed, server);
-}
-
 /// At a large MTU packets are as long as it allows.
 #[test]
-fn the_limit_of_a_large_mtu() {
+fn bare_packets_are_as_long_as_a_large_mtu() {
     let Some(bed) = Bed::new() else { return };
     for host in [Host::Sender, Host::Receiver] {
         bed.ip(host, &format!("link set {INTERFACE} mtu 9000"));
     }
     let server = serve(&bed);
-    let line = format!("limit {RECEIVER} --sizes 1M --seconds 0.1 --warm-up 0.02");
+    let line = format!(
+        "compare {RECEIVER} --tasks stream --rounds 1 --systems bare --sizes 1M --seconds 0.1 --warm-up 0.02"
+    );
     let (report, text) = measure(&bed, &line);
     assert!(!text.contains("failed"), "{text}");
-    let Round::Transfer(round) = &report.rows[0].rounds[0] else {
-        panic!("{report:?}")
-    };
+    let round = &report.rows[0].rounds[0];
     assert_eq!(round.bytes, round.messages * (9000 - 28), "{round:?}");
     assert_eq!(round.lost_messages, 0, "{round:?}");
     end(&bed, server);
@@ -432,7 +294,7 @@ fn the_limit_of_a_large_mtu() {
 fn what_a_client_has_started_goes_with_it() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let line = format!("throughput {RECEIVER} --seconds 50");
+    let line = format!("compare {RECEIVER} --tasks stream --systems lm --seconds 50");
     let client = Tool::start(lm_bench(&bed, Host::Sender, &line));
     wait_until("the far end did not start", || bed.has_program(Host::Receiver));
     client.signal(Signal::KILL);
@@ -441,7 +303,7 @@ fn what_a_client_has_started_goes_with_it() {
     // The next client is served.
     let (report, _) = measure(
         &bed,
-        &format!("throughput {RECEIVER} --sizes 1K,1M --seconds 0.1"),
+        &format!("compare {RECEIVER} --tasks stream --rounds 1 --systems lm --sizes 1K,1M --seconds 0.1"),
     );
     assert_eq!(report.rows.len(), 2, "{:?}", report.absent);
     end(&bed, server);
@@ -450,7 +312,7 @@ fn what_a_client_has_started_goes_with_it() {
 #[test]
 fn nobody_there_is_said_in_a_line() {
     let Some(bed) = Bed::new() else { return };
-    let ended = Tool::start(lm_bench(&bed, Host::Sender, &format!("latency {RECEIVER}"))).end();
+    let ended = Tool::start(lm_bench(&bed, Host::Sender, &format!("compare {RECEIVER}"))).end();
     ended.expect_code(1);
     assert!(
         ended.stderr.contains("start it on the other host"),
@@ -466,7 +328,7 @@ fn serve_lets_in_whom_it_was_told() {
         Tool::start(lm_bench(
             &bed,
             Host::Sender,
-            &format!("latency {RECEIVER} --systems lm --sizes 64 --count 20"),
+            &format!("compare {RECEIVER} --tasks round-trips --rounds 1 --systems lm --count 20"),
         ))
         .end()
     };
@@ -503,7 +365,7 @@ fn no_number_of_a_client_ends_the_server() {
     let server = serve(&bed);
     let host = r#"{"address":"10.77.0.2","mac":[0,0,0,0,0,0]}"#;
     let spec = format!(
-        r#"{{"way":{{"sockets":"own","recipe":"native-polled","zero_copy":false}},"round_trips":null,"payload":{},"warm_up":0.1,"seconds":0.1,"queue":0,"near":{host},"far":{host},"pace":null}}"#,
+        r#"{{"zero_copy":false,"polls":true,"round_trips":null,"payload":{},"warm_up":0.1,"seconds":0.1,"queue":0,"near":{host},"far":{host},"pace":null}}"#,
         u64::MAX
     );
     let answer = bed.on(Host::Sender, || {
@@ -514,7 +376,7 @@ fn no_number_of_a_client_ends_the_server() {
         answer
     });
     assert_eq!(answer, "\"Ready\"\n");
-    let line = format!("latency {RECEIVER} --sizes 64 --count 20");
+    let line = format!("compare {RECEIVER} --tasks round-trips --rounds 1 --systems lm --count 20");
     Tool::start(lm_bench(&bed, Host::Sender, &line))
         .end()
         .expect_code(0);

@@ -13,15 +13,12 @@ use serde_json::{Value, json};
 
 use baseline::compare;
 
-use super::frozen::{self, Revision};
-use crate::bed::leftovers::temporary_folder;
 use crate::machine::{self, ResultFile};
-use crate::vm::checks::card::{FROZEN, Row, USECS, What};
+use crate::vm::checks::card::{Row, USECS, What};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Ended, Mode, Outcome};
 use crate::vm::qemu::Clock;
 use crate::vm::{self, Choice};
-use crate::workspace;
 
 /// Rounds of a row, and two whole runs, agree when they differ by no more than this.
 const AGREE: f64 = 0.01;
@@ -32,25 +29,17 @@ const ROUND_SECONDS: u32 = 15;
 /// What `--short --rounds 1 --json` kept, and every change is compared with.
 const BASELINE: &str = "bench/card.json";
 
-const SYSTEMS: [&str; 11] = [
+const SYSTEMS: [&str; 8] = [
     "lm",
-    AUTO_QUEUE,
-    "lm-sleeping",
-    "lm-no-integrity",
+    SLEEPING,
+    "lm --integrity none",
     "bare",
     "udp-spinning",
     "udp-blocking",
     "udp-gso",
-    "udp-gso-offloads",
     "tcp",
-    "tcp-offloads",
 ];
-/// Measured beside a stream on igb, whose bound it adapts: the others complete at once what they are handed.
-const AUTO_QUEUE: &str = "lm-auto-queue";
-/// Streams with UDP's checksum, by whoever sums it up: in copy mode, where all of it can be.
-const CHECKSUMS: [&str; 3] = ["lm-integrated", "lm-offload", "lm-summed-apart"];
-/// Messages of real-time sockets, whose ends sleep as those of blocking UDP do: for table 1 of SS-RTUDP.
-const REAL_TIME: &str = "real-time-sleeping";
+const SLEEPING: &str = "lm --idle default";
 const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
 
 /// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
@@ -62,17 +51,14 @@ pub(super) struct Arguments {
     /// Kinds of cards.
     #[arg(long = "device", value_enum, value_delimiter = ',', default_values_t = Device::ALL)]
     devices: Vec<Device>,
-    /// Systems of lm-bench, separated by commas.
+    /// Systems of lm-bench with their options, separated by commas.
     #[arg(long = "system", value_name = "NAMES", value_delimiter = ',', default_values_t = SYSTEMS.map(str::to_owned))]
     systems: Vec<String>,
-    /// Also measure LM by the ends of an earlier commit's lm-bench, which is built first in a git worktree below target/frozen; may be repeated.
-    #[arg(long, value_name = "REVISION", conflicts_with = "short")]
-    frozen: Vec<String>,
     /// Message lengths in bytes, separated by commas.
     #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<u64>,
     /// What to measure.
-    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips, What::Beside, What::Sessions])]
+    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips, What::Beside])]
     whats: Vec<What>,
     /// How often each row is measured.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10))]
@@ -113,24 +99,12 @@ struct Measured {
     beside: Vec<f64>,
     /// Lost messages for each that came, all rounds together.
     lost: f64,
-    /// System calls of the near and the far program for each message, by a round of its own; of round trips the near one's alone.
-    calls: [Option<f64>; 2],
-    /// Wake-ups of their AF_XDP sockets in the same round.
+    /// LM's wake-ups of devices for each message at the near and the far end.
     #[serde(default)]
     wakeups: [Option<f64>; 2],
-    /// What their cores' drivers told the cards of descriptors.
-    #[serde(default)]
-    doorbells: [Option<f64>; 2],
-    /// Bytes that their cores copied, the kernel and LM.
+    /// Bytes that LM copied for each.
     #[serde(default)]
     copied_bytes: [Option<f64>; 2],
-    /// Why those are not there.
-    #[serde(default)]
-    copies_uncounted: Option<String>,
-    /// Why they are not there, though they were to be counted.
-    uncounted: Option<String>,
-    /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
-    interrupts: Option<[f64; 2]>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
 }
@@ -159,9 +133,7 @@ impl Measured {
         }
         let rounds = report["rounds"].as_array().map_or(&[][..], Vec::as_slice);
         let figure = |round: &Value| match row.what {
-            What::Stream | What::Sessions => {
-                Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()?)
-            }
+            What::Stream => bits_per_s(round),
             What::RoundTrips | What::Beside => round["p50_ns"].as_f64(),
         };
         let sum = |name: &str| {
@@ -170,9 +142,9 @@ impl Measured {
                 .filter_map(|round| round[name].as_f64())
                 .sum::<f64>()
         };
-        let interrupts = || {
-            let of_end = |end: usize| Some(report["interrupts"][end].as_f64()? / rounds.len() as f64);
-            (!rounds.is_empty()).then_some([of_end(0)?, of_end(1)?])
+        let of_both = |what: &str| {
+            let of_end = |end: usize| rounds.iter().filter_map(move |round| round[what][end].as_f64());
+            [0, 1].map(|end| Summary::of_finite(of_end(end)).map(|found| found.median))
         };
         let messages = sum("messages");
         Measured {
@@ -182,20 +154,16 @@ impl Measured {
                 .filter_map(|round| round["p99_ns"].as_f64())
                 .collect(),
             beside: (rounds.iter())
-                .filter_map(|round| round["load_bits_per_s"].as_f64())
+                .filter(|_| row.what == What::Beside)
+                .filter_map(bits_per_s)
                 .collect(),
             lost: if messages > 0.0 {
                 sum("lost_messages") / messages
             } else {
                 0.0
             },
-            calls: of_both(&report["counted"], "calls"),
-            wakeups: of_both(&report["counted"], "wakeups"),
-            doorbells: of_both(&report["counted"], "doorbells"),
-            copied_bytes: of_both(&report["counted"], "copied_bytes"),
-            copies_uncounted: report["copies_uncounted"].as_str().map(str::to_owned),
-            uncounted: report["uncounted"].as_str().map(str::to_owned),
-            interrupts: interrupts(),
+            wakeups: of_both("wakeups_per_message"),
+            copied_bytes: of_both("copied_bytes_per_message"),
             failures,
         }
     }
@@ -241,30 +209,25 @@ impl Measured {
         if self.lost > 0.0 {
             words.push(format!("{:.2} lost for each that came", self.lost));
         }
-        if let Some(why) = &self.uncounted {
-            words.push(format!("system calls not counted: {why}"));
-        }
-        if let Some(why) = &self.copies_uncounted {
-            words.push(format!("copies not counted: {why}"));
-        }
         words.join("; ")
     }
 }
 
-/// What a round has counted for each message, at both ends.
-fn of_both(round: &Value, what: &str) -> [Option<f64>; 2] {
-    [0, 1].map(|end| round[format!("{what}_per_message")][end].as_f64())
+fn bits_per_s(round: &Value) -> Option<f64> {
+    Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()?)
 }
 
 /// The rows that are asked for; what a system cannot do is left out.
-fn rows(arguments: &Arguments, frozen: &[Revision]) -> Vec<Row> {
-    let frozen = frozen.iter().map(Revision::system);
-    let systems: Vec<String> = arguments.systems.iter().cloned().chain(frozen).collect();
+fn rows(arguments: &Arguments) -> Vec<Row> {
     let mut rows = Vec::new();
     for &device in &arguments.devices {
         for &what in &arguments.whats {
             for &size in &arguments.sizes {
-                for system in systems.iter().filter(|system| measures(system, what, size)) {
+                for system in arguments
+                    .systems
+                    .iter()
+                    .filter(|system| measures(system, what, size))
+                {
                     for (mode, taps) in ways(device, system) {
                         rows.push(Row {
                             device,
@@ -276,7 +239,6 @@ fn rows(arguments: &Arguments, frozen: &[Revision]) -> Vec<Row> {
                             usecs: arguments.usecs,
                             shared: arguments.shared && device == Device::Igb,
                             taps,
-                            calls: matches!(what, What::Stream | What::RoundTrips),
                         });
                     }
                 }
@@ -287,35 +249,27 @@ fn rows(arguments: &Arguments, frozen: &[Revision]) -> Vec<Row> {
 }
 
 /// In which modes a system runs, and whether on cards that taps of the host join: zero-copy mode wants two queues, which virtio-net has there
-/// alone, and so what it is compared with is measured there as well. Offloads are the taps', too. Without digests zero-copy mode is refused.
+/// alone, and so what it is compared with is measured there as well. Without digests zero-copy mode is refused.
 fn ways(device: Device, system: &str) -> Vec<(Option<Mode>, bool)> {
     let virtio = device == Device::VirtioNet;
     let (zero_copy, copy) = ((Some(Mode::ZeroCopy), virtio), (Some(Mode::Copy), false));
     match system {
-        system if system.starts_with(FROZEN) && device == Device::Veth => vec![copy],
-        system if system.starts_with(FROZEN) => vec![zero_copy, copy],
-        system if CHECKSUMS.contains(&system) => vec![copy],
-        AUTO_QUEUE if device != Device::Igb => Vec::new(),
-        "lm" | "lm-sleeping" | AUTO_QUEUE | "bare" if device != Device::Veth => vec![zero_copy, copy],
-        "lm" | "lm-sleeping" | REAL_TIME | "bare" | "lm-no-integrity" => vec![copy],
-        offloads if offloads.ends_with("-offloads") => vec![(None, virtio)],
+        "lm" | SLEEPING | "bare" if device != Device::Veth => vec![zero_copy, copy],
+        system if system == "bare" || system == "real-time" || system.starts_with("lm") => vec![copy],
         _ if virtio => vec![(None, true), (None, false)],
         _ => vec![(None, false)],
     }
 }
 
-/// Bare AF_XDP has packets and no messages, and UDP no round trips of several datagrams. Beside a stream both ends spin, and its messages take
-/// several packets. The kernel's far ends have one peer.
+/// Bare AF_XDP has packets and no messages; what else a system cannot do `lm-bench` knows, which leaves it out. Beside a stream messages take
+/// several packets.
 fn measures(system: &str, what: What, size: u64) -> bool {
     match what {
-        _ if CHECKSUMS.contains(&system) => what == What::Stream,
-        _ if system == AUTO_QUEUE => what == What::Beside && size > 1472,
         What::Stream => system != "bare" || size <= 1472,
         What::RoundTrips if system == "bare" => size <= 1472,
         What::RoundTrips if system.starts_with("udp-gso") => false,
         What::RoundTrips => !system.starts_with("udp") || size <= 65_507,
-        What::Beside => size > 1472 && matches!(system, "lm" | "lm-no-integrity" | "udp-spinning"),
-        What::Sessions => size >= 64 << 10 && system.starts_with("lm") && !system.starts_with(FROZEN),
+        What::Beside => size > 1472 && (system == "udp-spinning" || system.starts_with("lm")),
     }
 }
 
@@ -340,7 +294,6 @@ fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
         usecs,
         shared: false,
         taps: false,
-        calls: false,
     };
     LIST.map(row).into()
 }
@@ -349,17 +302,13 @@ fn short_rows(rounds: u32, usecs: u32) -> Vec<Row> {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let earlier = arguments.against.as_deref().map(earlier).transpose()?;
-    let frozen = frozen::revisions(workspace::root(), &arguments.frozen)?;
-    let (folder, _folder) = temporary_folder(&workspace::target_dir()?, "card")?;
-    let copies = frozen.iter().map(|revision| revision.copy_to(&folder));
-    let with: Vec<PathBuf> = copies.collect::<Result<_>>()?;
     let rows = match arguments.short {
         true => short_rows(arguments.rounds, arguments.usecs),
-        false => rows(arguments, &frozen),
+        false => rows(arguments),
     };
     ensure!(!rows.is_empty(), "no system measures that");
     let choice = choice(arguments);
-    let (measured, machines) = measure(rows, &choice, &with)?;
+    let (measured, machines) = measure(rows, &choice)?;
     print!("{}", table(&measured));
     if let Some(file) = file {
         file.write(&json!({
@@ -395,8 +344,8 @@ fn choice(arguments: &Arguments) -> Choice {
     }
 }
 
-/// Measures rows of the same number of rounds, boot by boot, with these programs in the guest beside its own.
-fn measure(mut rows: Vec<Row>, choice: &Choice, with: &[PathBuf]) -> Result<(Vec<Measured>, Vec<Machine>)> {
+/// Measures rows of the same number of rounds, boot by boot.
+fn measure(mut rows: Vec<Row>, choice: &Choice) -> Result<(Vec<Measured>, Vec<Machine>)> {
     let counts = choice.clock == Clock::Instructions;
     if counts {
         // Each has a machine of its own.
@@ -408,10 +357,9 @@ fn measure(mut rows: Vec<Row>, choice: &Choice, with: &[PathBuf]) -> Result<(Vec
         while !rows.is_empty() {
             let choice = Choice {
                 hub: counts && !rows[0].taps,
-                offloads: rows[0].has_offloads(),
                 ..choice.clone()
             };
-            let (report, machine) = vm::measure(choice, rows, with.to_vec())?;
+            let (report, machine) = vm::measure(choice, rows, Vec::new())?;
             machines.push(Machine::of(&rows[0], &machine));
             // A guest that dies in a row takes no others along: those have not begun.
             let (ran, rest) = rows.split_at(report.ended.len());
@@ -488,13 +436,8 @@ fn other_machine(now: &[Machine], earlier: &[Machine]) -> String {
 }
 
 /// What a row's machine must be: rows of which this is the same share a boot.
-fn machine_of(row: &Row) -> (Device, bool, bool) {
-    // What the features of its device allow is decided before virtio-net is there.
-    (
-        row.device,
-        row.taps,
-        row.device == Device::VirtioNet && row.has_offloads(),
-    )
+fn machine_of(row: &Row) -> (Device, bool) {
+    (row.device, row.taps)
 }
 
 /// As many rows as one boot of the machine takes in its time.
@@ -512,19 +455,15 @@ fn table(measured: &[Measured]) -> Table {
         "bytes",
         "Mbit/s, or p50 µs",
         "p99 µs",
-        "interrupts, near",
-        "far",
-        "calls a message",
-        "wake-ups",
-        "doorbells",
-        "copied for a byte",
+        "wake-ups a message",
+        "copied bytes",
         "",
     ]);
     for one in measured {
         let whole = one.row.name();
         let name = whole.rsplit_once(' ').map_or(&*whole, |(name, _)| name);
         let scale = match one.row.what {
-            What::Stream | What::Sessions => 1e6,
+            What::Stream => 1e6,
             What::RoundTrips | What::Beside => 1e3,
         };
         let shown = |figure: Option<f64>, scale: f64, digits: usize| {
@@ -536,21 +475,16 @@ fn table(measured: &[Measured]) -> Table {
         };
         let p99 = Summary::of(&one.p99).map(|summary| summary.median);
         let p99 = match one.row.what {
-            What::Stream | What::Sessions => String::new(),
+            What::Stream => String::new(),
             What::RoundTrips | What::Beside => shown(p99, 1e3, 1),
         };
-        let [near, far] = [0, 1].map(|end| shown(one.interrupts.map(|both| both[end]), 1.0, 0));
         table.row([
             name.to_owned(),
             one.row.size.to_string(),
             shown(one.median(), scale, 1),
             p99,
-            near,
-            far,
-            ends(one.calls),
             ends(one.wakeups),
-            ends(one.doorbells),
-            ends(one.copied_bytes.map(|bytes| Some(bytes? / one.row.bytes()))),
+            ends(one.copied_bytes),
             one.remark(),
         ]);
     }

@@ -11,7 +11,7 @@ use super::meter::{Cost, Meter};
 use super::real_time::Smoothed;
 use super::timetable::Offered;
 use super::watch::Progress;
-use super::{Arrival, End, Spec, Transport, cut_number};
+use super::{Arrival, End, How, Spec, cut_number};
 use crate::cli::IntegrityOption;
 use crate::histogram::LatencyHistogram;
 use crate::signals::Interrupt;
@@ -63,9 +63,6 @@ pub struct Outcome {
     /// By a timetable of real-time messages, near: what held others back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) smoothed: Option<Smoothed>,
-    /// By a timetable of real-time messages, far: payload of the messages that came beside them.
-    #[serde(default)]
-    pub(crate) beside_bytes: u64,
     /// By a timetable, far: times from a datagram's sending to its arrival in nanoseconds, and how many had this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) delays: Vec<(u64, u64)>,
@@ -139,7 +136,7 @@ pub(super) fn ask(
             end.wait_until(due);
         }
         if number == warm_up {
-            meter.begin(end.copied_bytes());
+            meter.begin(end.work());
         }
         // What was due and could not be sent has been waiting since (no coordinated omission).
         let from = due.unwrap_or_else(Instant::now);
@@ -196,7 +193,7 @@ pub(super) fn ask(
             break;
         }
     }
-    let cost = meter.end(end.copied_bytes());
+    let cost = meter.end(end.work());
     end.close()?;
     Ok(Outcome {
         lost_messages: lost,
@@ -271,15 +268,11 @@ pub(super) fn send(
         let now = Instant::now();
         match (first, counted) {
             (None, _) if now >= counts_from => {
-                meter.begin(end.copied_bytes());
+                meter.begin(end.work());
                 first = Some((now, number));
             }
             (Some((from, before)), None) if now >= counts_to => {
-                counted = Some((
-                    (now - from).as_secs_f64(),
-                    number - before,
-                    meter.end(end.copied_bytes()),
-                ));
+                counted = Some(((now - from).as_secs_f64(), number - before, meter.end(end.work())));
             }
             (_, Some(_)) if now >= counts_to + OVERTIME => break,
             _ if interrupt.is_set() => break,
@@ -288,13 +281,7 @@ pub(super) fn send(
     }
     // What is left need not arrive: the receiver has measured.
     let _gone = end.close();
-    let so_far = || {
-        (
-            begin.elapsed().as_secs_f64(),
-            number,
-            meter.end(end.copied_bytes()),
-        )
-    };
+    let so_far = || (begin.elapsed().as_secs_f64(), number, meter.end(end.work()));
     let (seconds, messages, cost) = counted.unwrap_or_else(so_far);
     Ok(Outcome {
         bytes: messages * spec.size,
@@ -343,7 +330,7 @@ pub(super) fn receive(
         match counts_from {
             None if (now - started).as_secs_f64() >= warm_up => {
                 counts_from = Some(now);
-                meter.begin(end.copied_bytes());
+                meter.begin(end.work());
                 tallies.iter_mut().for_each(Tally::begin);
             }
             Some(from) if (now - from).as_secs_f64() >= seconds => {
@@ -353,7 +340,7 @@ pub(super) fn receive(
                     messages: sum(|one| one.messages),
                     lost_messages: sum(Tally::lost),
                     seconds: (now - from).as_secs_f64(),
-                    cost: meter.end(end.copied_bytes()),
+                    cost: meter.end(end.work()),
                     senders: tallies.iter().map(Tally::sent).collect(),
                     ..Outcome::default()
                 });
@@ -372,11 +359,7 @@ pub(super) fn drain(end: &mut dyn End) -> io::Result<()> {
 
 /// Ends the process when nothing arrives any more. TCP itself tells of an end, and repeats what is lost after seconds at times.
 fn watch(spec: &Spec, came: usize, senders: usize) -> Option<Progress> {
-    let is_tcp = matches!(
-        spec.transport,
-        Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy
-    );
-    (!is_tcp).then(|| Progress::watch(stopped(came, senders)))
+    (spec.system.how != How::Tcp).then(|| Progress::watch(stopped(came, senders)))
 }
 
 /// Why a measurement ends without a result.
@@ -452,7 +435,6 @@ impl Look {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meter::Metered;
     use super::super::{Mode, Task};
     use super::*;
 
@@ -487,13 +469,13 @@ mod tests {
     }
 
     fn meter() -> Meter {
-        Meter::new(Metered::default()).unwrap()
+        Meter::default()
     }
 
     fn spec(size: u64) -> Spec {
         Spec {
-            transport: Transport::UdpBlocking,
-            task: Task::RoundTripsUnderLoad {
+            system: crate::suite::systems::System::parse("udp-blocking").unwrap(),
+            task: Task::Beside {
                 count: 1,
                 seconds: 1.0,
                 rate: None,
@@ -502,7 +484,6 @@ mod tests {
             address: "127.0.0.1:1".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
-            counted: Default::default(),
         }
     }
 

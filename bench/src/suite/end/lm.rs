@@ -1,20 +1,16 @@
 //! LM through its public [`Endpoint`] alone. It spins unless it is to sleep; a session is opened where a message does not fit one packet.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, Depth, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
-    SendRegion,
+    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
 };
 
-use lm_protocol::wire::udp::checksum;
-
 use super::drive::HandedOver;
-use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
+use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Work, write_number};
 use crate::cli::{Failure, IntegrityOption, chain};
-use crate::lm::{EndpointArgs, Idle, connect};
+use crate::lm::{EndpointArgs, connect};
 use crate::suite::host::await_link;
 
 /// Bytes that a stream has under way. The window of packets is shared by its messages, so that short ones need many; but what is
@@ -28,20 +24,14 @@ pub(super) fn in_flight(message_len: u64) -> u32 {
 
 /// Opens an endpoint for `messages` of `len` bytes at a time; its card has its link again.
 pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> Result<Endpoint, Failure> {
-    let idle = match spec.transport {
-        Transport::LmSleeping => Idle::Default,
-        _ => Idle::Spin,
-    };
+    let system = &spec.system.options;
     let options = EndpointArgs {
         interface: Some(args.interface.clone()),
         mode: spec.mode,
-        idle,
+        idle: system.idle,
         mtu: None,
-        depth: match spec.transport {
-            Transport::LmAutoQueue => Depth::Auto,
-            _ => args.depth,
-        },
-        checksum: args.checksum,
+        depth: system.depth,
+        checksum: system.checksum,
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
     };
@@ -49,16 +39,9 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         Side::Near => (Some(*spec.address.ip()), 0),
         Side::Far => (None, DEFAULT_PORT),
     };
-    let endpoint = options.open(towards, port, len, messages, integrity(spec))?;
+    let endpoint = options.open(towards, port, len, messages, system.integrity)?;
     await_link(&args.interface)?;
     Ok(endpoint)
-}
-
-fn integrity(spec: &Spec) -> IntegrityOption {
-    match spec.transport {
-        Transport::LmNoIntegrity => IntegrityOption::None,
-        _ => IntegrityOption::Manifest,
-    }
 }
 
 pub(super) fn failed(error: &dyn std::error::Error) -> io::Error {
@@ -91,7 +74,6 @@ pub(super) struct Lm {
     peer: Option<PeerId>,
     options: ConnectOptions,
     integrity: IntegrityOption,
-    sum_apart: bool,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
     ending: bool,
@@ -107,8 +89,8 @@ impl Lm {
         let options = ConnectOptions {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
-            delivery: args.delivery.into(),
-            window: args.window,
+            delivery: spec.system.options.delivery.into(),
+            window: spec.system.options.window,
             ..ConnectOptions::default()
         };
         let peer = match args.side {
@@ -122,26 +104,17 @@ impl Lm {
             endpoint,
             peer,
             options,
-            integrity: integrity(spec),
-            sum_apart: args.sum_apart,
+            integrity: spec.system.options.integrity,
             peers: Vec::with_capacity(args.senders as usize),
             ending: false,
         })
     }
 }
 
-/// Passes over a message's payload for a checksum that nobody looks at.
-#[cold]
-fn sum_apart(region: &mut SendRegion) {
-    let any = Ipv4Addr::UNSPECIFIED;
-    let payload = region.payloads_mut().map(|piece| &*piece);
-    std::hint::black_box(checksum(any, any, 0, 0, payload));
-}
-
 impl End for Lm {
     fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
         let peer = self.peer.expect("a far end only answers");
-        let mut region = loop {
+        let region = loop {
             match try_loan(&mut self.endpoint, peer, len, number) {
                 Ok(Some(region)) => break region,
                 Ok(None) => {
@@ -159,9 +132,6 @@ impl End for Lm {
                 Err(error) => return Err(failed(&error)),
             }
         };
-        if self.sum_apart {
-            sum_apart(&mut region);
-        }
         let sent = self.endpoint.send(region, number);
         sent.map_err(|error: SendError| failed(&error))?;
         while self.endpoint.try_completion().is_some() {}
@@ -211,14 +181,18 @@ impl End for Lm {
         outcome.mode = Some(mode.to_owned());
         outcome.integrity = Some(self.integrity);
         outcome.handed_over = Some(HandedOver::by(&self.endpoint));
-        outcome.user_copied_bytes = self.copied_bytes();
+        outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
         for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
             sender.address = self.endpoint.peer(peer).address();
         }
     }
 
-    fn copied_bytes(&self) -> Option<u64> {
-        Some(self.endpoint.counters().user_copied_bytes)
+    fn work(&self) -> Option<Work> {
+        let counters = self.endpoint.counters();
+        Some(Work {
+            wakeups: counters.wakeups,
+            copied_bytes: counters.user_copied_bytes,
+        })
     }
 
     fn wait_until(&mut self, time: Instant) {

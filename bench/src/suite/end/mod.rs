@@ -7,7 +7,6 @@
 mod drive;
 mod lm;
 mod meter;
-mod polling;
 mod real_time;
 mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
@@ -22,67 +21,16 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use lm_dataplane::Depth;
-use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
-pub use meter::Cost;
-pub(crate) use meter::{Counted, Counts, Meter, Metered};
+pub(crate) use meter::{Cost, Meter, Work};
 use real_time::Sending;
 use timetable::Timetable;
 
-use crate::cli::{ChecksumOption, DeliveryOption, Failure, Mode};
+use super::systems::{How, System};
+use crate::cli::{Failure, Mode};
 use crate::signals::Interrupt;
-
-/// How messages are moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Transport {
-    /// LM by its tools' defaults: reliable, with digests.
-    Lm,
-    /// LM without digests.
-    LmNoIntegrity,
-    /// LM that sleeps when there is nothing to do.
-    LmSleeping,
-    /// LM whose ends bound what is at the device and on the way by what keeps it busy.
-    LmAutoQueue,
-    /// LM's real-time sockets, never asleep.
-    RealTime,
-    /// The same, asleep while there is nothing to do.
-    RealTimeSleeping,
-    /// Kernel UDP, a system call for each datagram, asleep while there is none.
-    UdpBlocking,
-    /// Kernel UDP, a system call for each datagram, never asleep.
-    UdpSpinning,
-    /// Kernel UDP, `sendmmsg` and `recvmmsg`.
-    UdpMmsg,
-    /// Kernel UDP whose receiver polls its queue itself.
-    UdpPolled,
-    /// Kernel UDP, segmented and put together by the kernel (`UDP_SEGMENT`, `UDP_GRO`).
-    UdpGso,
-    /// Kernel TCP.
-    Tcp,
-    /// Kernel TCP whose receiver polls its queue itself.
-    TcpPolled,
-    /// Kernel TCP with `MSG_ZEROCOPY`.
-    TcpZerocopy,
-}
-
-impl Transport {
-    /// Whether messages pass an endpoint.
-    pub(crate) const fn is_lm(self) -> bool {
-        matches!(
-            self,
-            Transport::Lm
-                | Transport::LmNoIntegrity
-                | Transport::LmSleeping
-                | Transport::LmAutoQueue
-                | Transport::RealTime
-                | Transport::RealTimeSleeping
-        )
-    }
-}
 
 /// What an end does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,11 +53,9 @@ pub(crate) enum Task {
         seconds: f64,
         /// Most to send, in bits of payload per second.
         rate: Option<f64>,
-        /// Whether to measure what is left of the cores.
-        spare: bool,
     },
     /// Round trips of 64 bytes beside a stream, on one thread each side.
-    RoundTripsUnderLoad {
+    Beside {
         /// So many, after a tenth of it as a warm-up.
         count: u64,
         /// Fewer when they take longer than this.
@@ -125,10 +71,10 @@ pub(crate) enum Task {
 }
 
 /// What both ends of a measurement know.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Spec {
     /// How messages are moved.
-    pub(crate) transport: Transport,
+    pub(crate) system: System,
     /// What is done.
     pub(crate) task: Task,
     /// Message length in bytes.
@@ -139,9 +85,6 @@ pub(crate) struct Spec {
     pub(crate) mtu: u32,
     /// How packets pass between driver and LM.
     pub(crate) mode: Mode,
-    /// What is counted.
-    #[serde(default)]
-    pub(crate) counted: Counted,
 }
 
 /// Which of the two ends.
@@ -164,27 +107,9 @@ pub struct EndArgs {
     /// Interface of this end
     #[arg(long)]
     interface: String,
-    /// LM, near: what becomes of messages that lose fragments
-    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
-    delivery: DeliveryOption,
     /// LM, far: senders to wait for; time counts once each has sent a message
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: u32,
-    /// LM: packets in the device and on the way at once: full, auto, or a number
-    #[arg(long, value_name = "PACKETS", value_parser = crate::cli::parse_depth, default_value = "full")]
-    depth: Depth,
-    /// LM: what is in the UDP checksum of packets that leave
-    #[arg(long, value_enum, default_value_t = ChecksumOption::None)]
-    checksum: ChecksumOption,
-    /// LM, near: read each message once more before it is sent, to sum it up
-    #[arg(long)]
-    sum_apart: bool,
-    /// LM, near: fragments in a window
-    #[arg(long, value_parser = crate::cli::parse_window, default_value = "256")]
-    window: WindowShape,
-    /// TCP, near: congestion control [default: the system's]
-    #[arg(long, value_name = "NAME")]
-    congestion: Option<String>,
 }
 
 /// Something that came.
@@ -233,9 +158,9 @@ trait End {
     /// Says what only this kind of end knows.
     fn tell(&mut self, _: &mut Outcome) {}
 
-    /// Payload bytes that this program has copied so far, beside what the kernel's sockets took and gave; `None` where that is not what was copied.
-    fn copied_bytes(&self) -> Option<u64> {
-        Some(0)
+    /// What LM has counted of itself so far.
+    fn work(&self) -> Option<Work> {
+        None
     }
 
     /// Ends the connection after the last message, which has to arrive.
@@ -308,10 +233,6 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
         end.tell(&mut outcome);
         Ok(outcome)
     };
-    let meter = |spare| {
-        let counted = spec.counted.clone();
-        Meter::new(Metered { spare, counted }).map_err(failed)
-    };
     if matches!(spec.task, Task::Timetable(_) | Task::RealTime(_)) {
         // Without the right to do so it is as late as the machine lets it be.
         let _unlocked = sys::keep_memory();
@@ -321,7 +242,7 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
             let outcome = match args.side {
-                Side::Near => drive::ask(end, &spec, meter(false)?, count, seconds, rate),
+                Side::Near => drive::ask(end, &spec, Meter::default(), count, seconds, rate),
                 Side::Far => drive::answer(end),
             };
             told(outcome, end)?
@@ -330,9 +251,8 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             warm_up,
             seconds,
             rate,
-            spare,
         } => {
-            let meter = meter(spare)?;
+            let meter = Meter::default();
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
             match args.side {
@@ -349,11 +269,9 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
                 }
             }
         }
-        Task::RoundTripsUnderLoad { count, seconds, rate } => match (spec.transport, args.side) {
-            (_, Side::Near) if spec.transport.is_lm() => {
-                under_load::lm_ask(args, &spec, count, seconds, rate)?
-            }
-            (_, Side::Far) if spec.transport.is_lm() => under_load::lm_answer(args, &spec, ready)?,
+        Task::Beside { count, seconds, rate } => match (spec.system.how.is_lm(), args.side) {
+            (true, Side::Near) => under_load::lm_ask(args, &spec, count, seconds, rate)?,
+            (true, Side::Far) => under_load::lm_answer(args, &spec, ready)?,
             (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
             (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
         },
@@ -376,31 +294,19 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
     let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
     let near = args.side == Side::Near;
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
-    Ok(match spec.transport {
-        Transport::RealTime | Transport::RealTimeSleeping => {
-            Box::new(socket::RealTimeEnd::open(args, spec, ready)?)
-        }
-        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping | Transport::LmAutoQueue => {
-            Box::new(lm::Lm::open(args, spec, ready)?)
-        }
-        Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
-            let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)
-        }
-        Transport::UdpBlocking | Transport::UdpSpinning | Transport::UdpPolled => {
-            let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Single::new(socket, spec).map_err(failed)?)
-        }
-        Transport::UdpMmsg => {
-            let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Many::new(socket, spec, false).map_err(failed)?)
-        }
-        Transport::UdpGso => {
-            let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Segmented::new(socket, spec).map_err(failed)?)
-        }
-        Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy => {
-            Box::new(tcp::Tcp::open(near, any, spec, args.congestion.as_deref(), ready).map_err(failed)?)
+    let udp = |ready| udp::socket(near, spec, ready).map_err(failed);
+    Ok(match spec.system.how {
+        How::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
+        How::Lm => Box::new(lm::Lm::open(args, spec, ready)?),
+        How::UdpMmsg => Box::new(udp::Many::new(udp(ready)?, spec)),
+        How::UdpGso => Box::new(udp::Segmented::new(udp(ready)?, spec).map_err(failed)?),
+        How::Tcp => Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?),
+        How::UdpBlocking | How::UdpSpinning => Box::new(udp::Single::new(udp(ready)?, spec).map_err(failed)?),
+        _ => {
+            return Err(Failure::usage(format!(
+                "{} has no end of this program",
+                spec.system.name
+            )));
         }
     })
 }

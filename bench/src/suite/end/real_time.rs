@@ -29,8 +29,6 @@ const DRAIN_NS: u64 = 2_000_000_000;
 const HELLO: Duration = Duration::from_secs(1);
 /// Longest sleep.
 const STEP: Duration = Duration::from_millis(10);
-/// Of a message beside real time: it fills a packet with its headers.
-const BESIDE_LEN: usize = 1400;
 /// Length of an Ethernet header.
 const ETHERNET_LEN: u32 = 14;
 
@@ -41,9 +39,6 @@ pub(crate) struct Sending {
     pub(crate) timetable: Timetable,
     /// Near: the smoother of this host; `None`: nothing is held back.
     pub(crate) smoother: Option<Smoothing>,
-    /// Near: the same endpoint sends messages of a packet each to the same host, as many as go.
-    #[serde(default)]
-    pub(crate) streams: bool,
 }
 
 /// A smoother with table 3's parameters for a link.
@@ -146,13 +141,12 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
             "the kernel's traffic does not follow the smoother; see the warning above",
         ));
     }
-    let peer = introduce(&mut endpoint, &mut socket, spec.address)?;
-    let beside = sending.streams.then_some(peer);
+    introduce(&mut endpoint, &mut socket, spec.address)?;
     let mut payload = vec![0x5a; (spec.size as usize).clamp(STAMP_LEN, socket.payload_max())];
     let mut round_trips = LatencyHistogram::new();
     let mut credits = Vec::with_capacity((timetable.seconds * timetable.rate) as usize);
     // The endpoint sends what was handed over before it waits.
-    let wait = |time_ns| Ok(wait_until(&mut endpoint, time_ns, beside));
+    let wait = |time_ns| Ok(wait_until(&mut endpoint, time_ns));
     let offered = timetable.follow(wait, || {
         credits.extend(real_time.credits_per_second());
         take_answers(&mut socket, &mut round_trips);
@@ -163,13 +157,13 @@ pub(super) fn send(args: &EndArgs, spec: &Spec, sending: &Sending) -> Result<Out
     });
     let offered = offered.map_err(system)?;
     let drained_ns = now_ns() + DRAIN_NS;
-    wait_until(&mut endpoint, now_ns() + SILENCE.as_nanos() as u64, None);
+    wait_until(&mut endpoint, now_ns() + SILENCE.as_nanos() as u64);
     while real_time
         .kernel_traffic()
         .is_some_and(|kernel| kernel.waiting > 0)
         && now_ns() < drained_ns
     {
-        wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64, None);
+        wait_until(&mut endpoint, now_ns() + STEP.as_nanos() as u64);
     }
     take_answers(&mut socket, &mut round_trips);
     let statistics = socket.statistics();
@@ -218,10 +212,9 @@ pub(super) fn introduce(
     Ok(peer)
 }
 
-/// Drives the endpoint until a time, with messages to `beside` as many as go; how late it is then.
-fn wait_until(endpoint: &mut Endpoint, time_ns: u64, beside: Option<PeerId>) -> u64 {
+/// Drives the endpoint until a time; how late it is then.
+fn wait_until(endpoint: &mut Endpoint, time_ns: u64) -> u64 {
     loop {
-        while beside.is_some_and(|to| endpoint.try_send_copy(to, &[0; BESIDE_LEN], 0).is_ok()) {}
         while endpoint.try_completion().is_some() {}
         let worked = endpoint.poll() > 0;
         let now_ns = now_ns();
@@ -249,15 +242,13 @@ pub(super) fn receive(
     ready();
     let mut ends_ns = timetable.ends_ns();
     let mut answered = None;
-    let (mut messages, mut bytes, mut beside_bytes) = (0, 0, 0);
+    let (mut messages, mut bytes) = (0, 0);
     while now_ns() < ends_ns.saturating_add(2 * SILENCE.as_nanos() as u64) {
         if endpoint.poll() == 0 {
             endpoint.wait(STEP);
         }
         // Who greets is known from then on.
-        while let Ok(Some(message)) = endpoint.try_recv() {
-            beside_bytes += message.len() as u64;
-        }
+        while let Ok(Some(_)) = endpoint.try_recv() {}
         while let Some(message) = socket.recv() {
             let info = message.info();
             messages += 1;
@@ -275,7 +266,6 @@ pub(super) fn receive(
     }
     Ok(Outcome {
         bytes,
-        beside_bytes,
         messages,
         lost_messages: socket.statistics().superseded_here,
         seconds: timetable.seconds,

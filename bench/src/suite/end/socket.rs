@@ -9,9 +9,7 @@ use lm_realtime::{Blocks, RealTime, RtMessage, RtSocket, SendOptions, SocketConf
 
 use super::lm::failed;
 use super::real_time::{ASLEEP, PORT, introduce, open};
-use super::{
-    Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, Transport, read_number, write_number,
-};
+use super::{Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, read_number, write_number};
 use crate::cli::{Failure, chain};
 
 /// Bytes that are handed over and have not left, at most, and of how many messages.
@@ -139,7 +137,7 @@ pub(super) struct RealTimeEnd {
 impl RealTimeEnd {
     pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<RealTimeEnd, Failure> {
         let is_near = args.side == Side::Near;
-        let sleeps = spec.transport == Transport::RealTimeSleeping;
+        let sleeps = spec.system.sleeps();
         let port = if is_near { 0 } else { spec.address.port() };
         let idle = match sleeps {
             true => ASLEEP,
@@ -221,10 +219,6 @@ impl End for RealTimeEnd {
             self.patience = Patience::until(Instant::now() + SILENCE);
         }
         !self.sleeps
-    }
-
-    fn copied_bytes(&self) -> Option<u64> {
-        None
     }
 
     fn wait_until(&mut self, time: Instant) {

@@ -1,15 +1,10 @@
-//! System calls that neither `std` nor `rustix` has: many datagrams at once, zero-copy sends, the idle scheduling class.
+//! System calls that neither `std` nor `rustix` has: many datagrams at once, memory that stays.
 
-use std::ffi::CString;
-use std::fs::File;
 use std::io;
-use std::mem::{size_of, size_of_val, zeroed};
+use std::mem::{size_of, zeroed};
 use std::net::UdpSocket;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-
-/// `SO_EE_ORIGIN_ZEROCOPY` of `include/uapi/linux/errqueue.h`.
-const ORIGIN_ZEROCOPY: u8 = 5;
 
 /// Keeps in memory what of this program has been there once: under pressure a page of its code takes milliseconds to come again.
 pub(super) fn keep_memory() -> io::Result<()> {
@@ -38,111 +33,6 @@ pub(super) fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i3
         Err(io::Error::last_os_error())
     }
 }
-
-/// Reads an integer option of a socket.
-pub(super) fn option(socket: &impl AsRawFd, level: i32, name: i32) -> io::Result<i32> {
-    let mut value = 0_i32;
-    let mut len = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: the value is a live integer, and its length is given.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            ptr::from_mut(&mut value).cast(),
-            &raw mut len,
-        )
-    };
-    if result == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// Lets the calling thread run only when nobody else wants its core.
-pub(super) fn become_idle() -> io::Result<()> {
-    // SAFETY: an all-zero `sched_param` is the only legal one for SCHED_IDLE.
-    let parameters: libc::sched_param = unsafe { zeroed() };
-    // SAFETY: 0 is the calling thread; `parameters` is alive.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // Time of a thread with a nice value is booked apart in /proc/stat, so that it can be left out of what the machine did.
-    // SAFETY: no memory is involved; who 0 is the calling thread.
-    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// `struct perf_event_attr` of `include/uapi/linux/perf_event.h` in its first form (`PERF_ATTR_SIZE_VER0`).
-#[repr(C)]
-#[derive(Default)]
-struct EventAttributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_type: u32,
-    breakpoint_address: u64,
-}
-
-const _: () = assert!(size_of::<EventAttributes>() == 64);
-
-/// `PERF_TYPE_TRACEPOINT`.
-const TRACEPOINT: u32 = 2;
-
-/// A file that counts how often a tracepoint of the kernel is passed, by the calling thread or by whatever runs on a core; with `filter`, of those passes that it names: reading 8 bytes gives the count so far (perf_event_open(2)).
-pub(super) fn count_passes(tracepoint: u64, core: Option<i32>, filter: Option<&str>) -> io::Result<File> {
-    let attributes = EventAttributes {
-        kind: TRACEPOINT,
-        size: size_of::<EventAttributes>() as u32,
-        config: tracepoint,
-        ..EventAttributes::default()
-    };
-    let (thread, core) = match core {
-        Some(core) => (-1, core),
-        None => (0, -1),
-    };
-    // SAFETY: the attributes are alive and as long as they say. This thread on any core, or any on this core; no group; closed on exec.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            ptr::from_ref(&attributes),
-            thread,
-            core,
-            -1,
-            PERF_FLAG_FD_CLOEXEC,
-        )
-    };
-    let fd = RawFd::try_from(fd).expect("a descriptor, or -1");
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just created, owned by nobody else.
-    let counter = unsafe { File::from_raw_fd(fd) };
-    if let Some(filter) = filter {
-        let filter = CString::new(filter)?;
-        // SAFETY: the descriptor is open, and the text is alive and ends with a zero.
-        let set = unsafe { libc::ioctl(fd, PERF_EVENT_IOC_SET_FILTER, filter.as_ptr()) };
-        if set < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(counter)
-}
-
-/// Of `include/uapi/linux/perf_event.h`.
-const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
-const PERF_EVENT_IOC_SET_FILTER: libc::c_ulong = 0x4008_2406;
 
 /// Datagrams that are sent or received by one system call.
 pub(super) struct Batch {
@@ -244,55 +134,4 @@ impl Batch {
         self.lengths.extend(headers.map(|header| header.msg_len as usize));
         Ok(())
     }
-}
-
-/// Sends of a TCP socket with `MSG_ZEROCOPY` that the kernel has finished with (`Documentation/networking/msg_zerocopy.rst`), as
-/// the highest number of a finished one plus one; `None` when no notice waits.
-pub(super) fn finished_sends(socket: RawFd) -> io::Result<Option<u32>> {
-    // Aligned for a `cmsghdr`.
-    let mut control = [0_u64; 16];
-    // SAFETY: all zeroes are a legal `msghdr`.
-    let mut header: libc::msghdr = unsafe { zeroed() };
-    header.msg_control = ptr::from_mut(&mut control).cast();
-    header.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the header has no vectors, and its control memory is alive and as long as it says.
-    let result = unsafe { libc::recvmsg(socket, &mut header, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
-    if result < 0 {
-        let error = io::Error::last_os_error();
-        return match error.kind() {
-            io::ErrorKind::WouldBlock => Ok(None),
-            _ => Err(error),
-        };
-    }
-    // SAFETY: the kernel has filled the control memory and set its length.
-    let first = unsafe { libc::CMSG_FIRSTHDR(&header) };
-    if first.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the first message lies in `control`, aligned; a notice on an error queue is a `sock_extended_err` (ip(7)), which may be
-    // unaligned behind its header for all we know.
-    let notice = unsafe {
-        libc::CMSG_DATA(first)
-            .cast::<libc::sock_extended_err>()
-            .read_unaligned()
-    };
-    if notice.ee_origin != ORIGIN_ZEROCOPY {
-        return Err(io::Error::from_raw_os_error(notice.ee_errno as i32));
-    }
-    Ok(Some(notice.ee_data.wrapping_add(1)))
-}
-
-/// Sends without the kernel's copy; `bytes` must stay as they are until [`finished_sends`] says so (else the wrong bytes travel: no
-/// memory is at risk).
-pub(super) fn send_zerocopy(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: `bytes` is alive during the call; afterwards the kernel holds the pages by itself.
-    let sent = unsafe {
-        libc::send(
-            socket,
-            bytes.as_ptr().cast(),
-            bytes.len(),
-            libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL,
-        )
-    };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

@@ -255,7 +255,8 @@ mod tests {
 
     use super::*;
     use crate::cli::Mode;
-    use crate::suite::end::{Task, Transport};
+    use crate::suite::end::Task;
+    use crate::suite::systems::System;
 
     const TABLE: Timetable = Timetable {
         begins_ns: 0,
@@ -308,13 +309,12 @@ mod tests {
             panic!("it was bound to IPv4")
         };
         Spec {
-            transport: Transport::UdpBlocking,
+            system: System::parse("udp-blocking").unwrap(),
             task: Task::Timetable(timetable),
             size: 100,
             address,
             mtu: 1500,
             mode: Mode::Auto,
-            counted: Default::default(),
         }
     }
 

@@ -6,9 +6,8 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
-use super::polling::Polling;
 use super::sys::{self, Batch};
-use super::{Arrival, End, NUMBER_LEN, Patience, SILENCE, Spec, Task, Transport, read_number, write_number};
+use super::{Arrival, End, How, NUMBER_LEN, Patience, SILENCE, Spec, Task, read_number, write_number};
 
 /// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
 /// batch; more than this was no faster.
@@ -112,7 +111,6 @@ pub(super) fn is_silence(error: &io::Error) -> bool {
 
 /// One system call for each datagram.
 pub(super) struct Single {
-    polling: Polling,
     socket: UdpSocket,
     spin: bool,
     /// Whether it has to be awake at the time that it waits for, and not only soon after.
@@ -127,11 +125,10 @@ pub(super) struct Single {
 
 impl Single {
     pub(super) fn new(socket: UdpSocket, spec: &Spec) -> io::Result<Single> {
-        let spin = spec.transport != Transport::UdpBlocking;
+        let spin = spec.system.how != How::UdpBlocking;
         socket.set_nonblocking(spin)?;
         let train = train(spec.size);
         Ok(Single {
-            polling: Polling::new(spec.transport == Transport::UdpPolled),
             socket,
             spin,
             on_time: matches!(spec.task, Task::RoundTrips { .. }),
@@ -166,10 +163,7 @@ impl End for Single {
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
         loop {
             match self.socket.recv(&mut self.datagram) {
-                Ok(len) => {
-                    self.polling.begin(&self.socket)?;
-                    return Ok(Some(self.trains.arrival(&self.datagram[..len])));
-                }
+                Ok(len) => return Ok(Some(self.trains.arrival(&self.datagram[..len]))),
                 Err(error) if self.ending && is_silence(&error) => return Ok(None),
                 Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
                     if self.patience.is_over() {
@@ -207,7 +201,6 @@ impl End for Single {
 
 /// `sendmmsg` and `recvmmsg`.
 pub(super) struct Many {
-    polling: Polling,
     socket: UdpSocket,
     ending: bool,
     train: Vec<usize>,
@@ -220,14 +213,11 @@ pub(super) struct Many {
 }
 
 impl Many {
-    /// One that polls its queue never sleeps.
-    pub(super) fn new(socket: UdpSocket, spec: &Spec, polls: bool) -> io::Result<Many> {
-        socket.set_nonblocking(polls)?;
+    pub(super) fn new(socket: UdpSocket, spec: &Spec) -> Many {
         // Where the administrator has bounded it, less is as good as it gets.
         let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
         let train = train(spec.size);
-        Ok(Many {
-            polling: Polling::new(polls),
+        Many {
             socket,
             ending: false,
             outgoing: Batch::new(BATCH, train[0]),
@@ -237,7 +227,7 @@ impl Many {
             batch_bytes: BATCH_BYTES,
             incoming: Batch::new(BATCH, 65_536),
             next: 0,
-        })
+        }
     }
 }
 
@@ -266,11 +256,8 @@ impl End for Many {
         while self.next == self.incoming.len() {
             self.next = 0;
             match self.incoming.receive(&self.socket) {
-                Ok(()) => self.polling.begin(&self.socket)?,
+                Ok(()) => {}
                 Err(error) if self.ending && is_silence(&error) => return Ok(None),
-                Err(error) if self.polling.is_wanted() && error.kind() == io::ErrorKind::WouldBlock => {
-                    std::hint::spin_loop();
-                }
                 Err(error) => return Err(error),
             }
         }
@@ -392,8 +379,8 @@ mod tests {
     #[test]
     fn a_far_end_to_which_nothing_comes_ends() {
         let spec = Spec {
-            transport: Transport::UdpBlocking,
-            task: Task::RoundTripsUnderLoad {
+            system: crate::suite::systems::System::parse("udp-blocking").unwrap(),
+            task: Task::Beside {
                 count: 1,
                 seconds: 1.0,
                 rate: None,
@@ -402,7 +389,6 @@ mod tests {
             address: "127.0.0.1:0".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
-            counted: Default::default(),
         };
         let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
         assert!(error.to_string().contains("no datagram came within"), "{error}");

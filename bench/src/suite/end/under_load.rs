@@ -15,7 +15,7 @@ use super::drive::{HandedOver, Outcome};
 use super::lm::{failed, try_loan};
 use super::socket::Socket;
 use super::udp::MAX_DATAGRAM;
-use super::{EndArgs, Spec, Transport, cut_number, read_number, write_number};
+use super::{EndArgs, How, Spec, cut_number, read_number, write_number};
 use crate::cli::{Failure, chain};
 use crate::histogram::LatencyHistogram;
 use crate::lm::connect;
@@ -153,7 +153,7 @@ impl Load {
 
 /// A socket for the round trips, if they are real-time.
 fn socket(endpoint: &mut Endpoint, spec: &Spec) -> Result<Option<Socket>, Failure> {
-    let is_real_time = spec.transport == Transport::RealTime;
+    let is_real_time = spec.system.how == How::RealTime;
     is_real_time
         .then(|| Socket::open(endpoint, spec, SHORT as u64))
         .transpose()
@@ -179,7 +179,7 @@ pub(super) fn lm_ask(
         socket.connect(&mut endpoint, spec.address)?;
     }
     let asking = Asking {
-        sleeps: spec.transport == Transport::LmSleeping,
+        sleeps: spec.system.sleeps(),
         due: rate.map(|rate| (Instant::now(), Duration::from_secs_f64(1.0 / rate))),
         ..Asking::new(count, seconds)
     };

@@ -1,14 +1,18 @@
 //! A run against an earlier one, and the short list against its baseline: what `cargo xtask ci` asks of each change.
 
+use std::path::Path;
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 
 use super::{
     AGREE, BASELINE, Kept, Machine, Measured, USECS, What, earlier, measure, other_machine, short_rows, table,
 };
-use crate::bench::frozen;
+use crate::bed::leftovers::temporary_folder;
+use crate::machine;
 use crate::vm::qemu::Clock;
 use crate::vm::{Build, Choice};
-use crate::{machine, workspace};
+use crate::workspace::{self, cargo, target_dir};
 
 /// By so much a row may be worse.
 const WORSE: f64 = 0.03;
@@ -22,13 +26,12 @@ const WORSE: f64 = 0.03;
 pub(crate) fn check() -> Result<()> {
     let root = workspace::root();
     let baseline = earlier(&root.join(BASELINE))?;
-    let choice = |build| Choice {
+    let choice = Choice {
         clock: Clock::Instructions,
-        build,
+        build: Build::Counted,
         ..Choice::default()
     };
-    let mut rows = short_rows(1, USECS);
-    let (now, machines) = measure(rows.clone(), &choice(Build::Counted), &[])?;
+    let (now, machines) = measure(short_rows(1, USECS), &choice)?;
     print!("{}", table(&now));
     if is_of(&baseline, machine::rustc(), &machines) {
         return not_worse(&now, &baseline.rows);
@@ -38,16 +41,40 @@ pub(crate) fn check() -> Result<()> {
         other_machine(&machines, &baseline.boots),
         baseline.rustc.unwrap_or_default()
     );
-    let parent = frozen::revisions(root, &["HEAD^".to_owned()])?.remove(0);
-    let (now, _) = measure(rows.clone(), &choice(Build::Release), &[])?;
-    for row in &mut rows {
-        row.system = parent.system();
+    not_worse(&now, &parent(root)?.rows)
+}
+
+/// What the parent commit measures of itself, in a worktree below the target folder.
+fn parent(root: &Path) -> Result<Kept> {
+    let folder = target_dir()?.join("parent");
+    let git =
+        |words: &[&str], folder: &Path| workspace::run(Command::new("git").current_dir(folder).args(words));
+    if !folder.join(".git").exists() {
+        let place = folder.to_string_lossy();
+        // By force: git still knows a worktree whose folder `cargo clean` took.
+        let add = [
+            "worktree", "add", "--quiet", "--force", "--force", "--detach", &place, "HEAD^",
+        ];
+        git(&add, root)?;
     }
-    let (mut before, _) = measure(rows, &choice(Build::Release), &[parent.built()?])?;
-    for one in &mut before {
-        one.row.system = "lm".to_owned();
-    }
-    not_worse(&now, &before)
+    let commit = Command::new("git")
+        .current_dir(root)
+        .args(["rev-parse", "HEAD^"])
+        .output()?
+        .stdout;
+    let commit = String::from_utf8_lossy(&commit);
+    git(&["reset", "--quiet", "--hard", commit.trim()], &folder)?;
+    let (results, _registered) = temporary_folder(&target_dir()?, "card")?;
+    let file = results.join("parent.json");
+    let words = ["xtask", "bench", "card", "--short", "--rounds", "1", "--json"];
+    let mut measure = cargo();
+    measure
+        .current_dir(&folder)
+        .env("CARGO_TARGET_DIR", folder.join("target"))
+        .args(words)
+        .arg(&file);
+    workspace::run(&mut measure)?;
+    earlier(&file)
 }
 
 /// Whether a baseline's programs are this compiler's, and instructions took as long: QEMU, kernel and cards. The guest's files are what is to be judged.
@@ -72,7 +99,7 @@ fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
             continue;
         };
         let by = match one.row.what {
-            What::Stream | What::Sessions => was / figure,
+            What::Stream => was / figure,
             What::RoundTrips | What::Beside => figure / was,
         } - 1.0;
         println!("  {:+.2} %  {name}", -by * 100.0);

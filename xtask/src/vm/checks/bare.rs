@@ -50,7 +50,7 @@ fn measure(pair: &Pair) -> Result<Value> {
                 .as_u64()
                 .with_context(|| format!("no {name}: {received}"))
         };
-        let packets = number("packets")?;
+        let packets = number("messages")?;
         ensure!(packets > 0 && number("bytes")? == packets * PAYLOAD, "{received}");
         found.push(json!({"round_trips": round_trips, "stream": received}));
     }

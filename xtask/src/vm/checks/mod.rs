@@ -7,13 +7,10 @@ mod cards;
 mod copies;
 mod ends;
 mod fragments;
-mod interrupts;
 pub mod overlay;
 mod pair;
 mod probes;
-mod rate;
 mod refusals;
-mod sessions;
 mod shared;
 mod spoil;
 mod stall;
@@ -213,14 +210,6 @@ pub const TABLE: &[Check] = &[
         run: Run::Each(CARDS, bare::check),
     },
     Check {
-        name: "interrupts",
-        list: List::Long,
-        limit_s: 240,
-        about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and \
-            kernel UDP",
-        run: Run::Each(&[Device::Igb], interrupts::check),
-    },
-    Check {
         name: "shared",
         list: List::Long,
         limit_s: 240,
@@ -235,14 +224,6 @@ pub const TABLE: &[Check] = &[
         about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
             waits for a timer",
         run: Run::Each(CARDS, waits::check),
-    },
-    Check {
-        name: "packets-per-second",
-        list: List::Named,
-        limit_s: 600,
-        about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × \
-            (virtio-net)",
-        run: Run::Each(CARDS, rate::packets_per_second),
     },
 ];
 
@@ -384,10 +365,9 @@ mod tests {
         );
         assert!(!short.contains(&"boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
         let named = of(|list| list == List::Named);
-        let packets = ["igb/packets-per-second", "virtio-net/packets-per-second"];
         assert_eq!(named, [&["igb/waits", "virtio-net/waits"], &packets[..]].concat());
         assert_eq!(
-            names(&["packets-per-second"], CARDS).unwrap(),
+            names(&["waits"], CARDS).unwrap(),
             packets,
             "by name from any list"
         );

@@ -28,8 +28,6 @@ const LIMIT: Duration = Duration::from_secs(15);
 pub(super) struct Pair {
     /// The hosts.
     pub(super) bed: Bed,
-    /// What joins them.
-    pub(super) device: Device,
     /// What every receiver must be in.
     pub(super) mode: Mode,
     /// A fault to put in.
@@ -60,7 +58,6 @@ impl Pair {
         bed.introduce()?;
         Ok(Pair {
             bed,
-            device,
             mode: plan.mode,
             spoil: plan.spoil,
         })
@@ -85,7 +82,7 @@ impl Pair {
     /// Starts a stream of LM that sleeps while it has nothing to do, in the demanded mode on both cards: receiver and
     /// sender.
     pub(super) fn start_stream(&self, message_len: u64, seconds: [f64; 2]) -> Result<(Program, Program)> {
-        let ends = Ends::stream("lm-sleeping", message_len, seconds).mode(self.mode.option());
+        let ends = Ends::stream("lm --idle default", message_len, seconds).mode(self.mode.option());
         let launch = |words, core| {
             Launch::new("/bin/lm-bench")
                 .args(words)

@@ -70,22 +70,6 @@ impl<T: Copy + PartialEq> Probes<T> {
     pub(super) fn enable(&self) -> Result<()> {
         append(&format!("events/{GROUP}/enable"), "1").context("cannot enable the probes")
     }
-
-    /// Numbers of the tracepoints of a kind, separated by commas; of what is counted when it returns those times when
-    /// it returns more than 0.
-    ///
-    /// # Errors
-    /// What tracefs says.
-    pub(super) fn numbers(&self, kind: T) -> Result<String> {
-        let of_kind = self.events.iter().filter(|(.., one)| *one == kind);
-        let number = |(event, function, _): &(String, &str, T)| {
-            let path = format!("{TRACING}/events/{GROUP}/{event}/id");
-            let number = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-            let filter = if function.ends_with("()") { ":len>0" } else { "" };
-            anyhow::Ok(format!("{}{filter}", number.trim()))
-        };
-        Ok(of_kind.map(number).collect::<Result<Vec<_>>>()?.join(","))
-    }
 }
 
 impl<T> Drop for Probes<T> {

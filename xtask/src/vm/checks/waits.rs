@@ -6,19 +6,19 @@
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
 
-use super::card::LmBench;
-use super::interrupts::{DRIVERS_OWN, set_usecs};
+use super::card::{DRIVERS_OWN, LmBench, set_usecs};
 use super::pair::{hosts, require_zero_copy};
 use crate::bed::{Bed, INTERFACE};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Plan, Spoil};
 use crate::vm::qemu::Clock;
 
-const SYSTEMS: [&str; 2] = ["lm", "lm-sleeping"];
+const SYSTEMS: [&str; 2] = ["lm", "lm --idle default"];
 /// One packet, the most that goes without a session, a few fragments, many.
 const SIZES: [u64; 4] = [64, 1024, 7168, 65_536];
 /// Whom packets wait for as well, up to the longest datagram.
-const BESIDE: &str = "latency --systems udp-spinning,udp-blocking --sizes 64,1024,7168";
+const BESIDE: &str = "udp-spinning,udp-blocking";
+const SIZES_BESIDE: &str = "64,1024,7168";
 const ROUND_TRIPS: u32 = 20;
 const TIMER_NS: u64 = 10_000_000;
 /// Longer than any command here takes, in seconds.
@@ -63,20 +63,16 @@ fn set_both(bed: &Bed, usecs: u32) -> Result<()> {
 }
 
 fn measure(bed: &Bed, clock: Clock) -> Result<Value> {
-    let bench = LmBench::serve(bed, LIMIT, "")?;
+    let bench = LmBench::serve(bed, LIMIT)?;
     let sizes = SIZES.map(|size| size.to_string()).join(",");
-    let line = format!(
-        "latency --systems {} --sizes {sizes} --mode zero-copy --count {ROUND_TRIPS} --seconds 5",
-        SYSTEMS.join(",")
-    );
-    let (ended, report) = bench.run(&line)?;
-    ensure!(ended.status.success(), "{line}: {}", ended.stderr.trim());
+    let line = |sizes: &str| {
+        format!("--tasks round-trips --rounds 1 --sizes {sizes} --count {ROUND_TRIPS} --seconds 5")
+    };
+    let zero_copy = format!("{} --mode zero-copy", line(&sizes));
+    let (ended, report) = bench.run(&SYSTEMS.join(","), &zero_copy)?;
+    ensure!(ended.status.success(), "{zero_copy}: {}", ended.stderr.trim());
     let beside = match clock {
-        Clock::Real => {
-            bench
-                .run(&format!("{BESIDE} --count {ROUND_TRIPS} --seconds 5"))?
-                .1
-        }
+        Clock::Real => bench.run(BESIDE, &line(SIZES_BESIDE))?.1,
         Clock::Instructions => Value::Null,
     };
     bench.stop()?;
@@ -146,7 +142,7 @@ mod tests {
         report["rows"].as_array_mut().unwrap().pop();
         let error = judge(&report, Clock::Real).unwrap_err().to_string();
         assert!(
-            error.contains("lm-sleeping has no round trips of 65536 bytes"),
+            error.contains("lm --idle default has no round trips of 65536 bytes"),
             "{error}"
         );
     }

@@ -1,0 +1,293 @@
+//! `lm-bench compare`: what is measured how often, in which order, and what is told of it.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use super::args::CompareArgs;
+use super::measure::{Bench, Extent, SHORT};
+use super::output;
+use super::ratios;
+use super::schema::{Absent, Failed, Measured, Report, Round, Row, SCHEMA, What};
+use super::serve;
+use super::systems::System;
+use crate::cli::Failure;
+use crate::histogram::LatencyHistogram;
+use crate::link;
+use crate::size::ByteSize;
+
+/// What to measure at which lengths: round trips that nothing but the default asks for have one.
+fn rows(args: &CompareArgs) -> Vec<(What, u64)> {
+    let asked: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
+    let all = [What::RoundTrips, What::Stream, What::Beside];
+    let is_named = !args.tasks.is_empty();
+    let tasks = if is_named { &args.tasks[..] } else { &all };
+    let mut rows = Vec::new();
+    for &what in tasks {
+        let own: &[u64] = match what {
+            What::RoundTrips => &[SHORT],
+            What::Stream => &[1 << 10, 7168, 64 << 10, 1 << 20],
+            What::Beside => &[64 << 10],
+        };
+        let keeps_own = asked.is_empty() || (!is_named && what != What::Stream);
+        let sizes = if keeps_own { own } else { &asked };
+        rows.extend(sizes.iter().map(|&size| (what, size)));
+    }
+    rows
+}
+
+/// Runs the command: measures, prints tables on standard output and progress on standard error, and writes the file asked for.
+///
+/// # Errors
+///
+/// A one-line reason when the other host does not answer, or a file cannot be written. A system that fails is part of the report.
+pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
+    let systems = match &args.systems[..] {
+        [] => System::defaults(),
+        named => named.to_vec(),
+    };
+    let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let host = if args.host.contains(':') {
+        args.host.clone()
+    } else {
+        format!("{}:{}", args.host, serve::PORT)
+    };
+    let mut bench = Bench::connect(link::resolve(&host)?, args.peer_host, args.core)?;
+    let extent = Extent {
+        warm_up: args.warm_up,
+        seconds: args.seconds,
+        count: args.count,
+        rate: args.rate.map(|rate| rate.get() as f64),
+        bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
+        mode: args.mode,
+    };
+    let mut run = Run::default();
+    let mut present = Vec::new();
+    for system in systems {
+        match bench.absence(&system) {
+            Some(why) => run.absent.push(Absent {
+                system: system.name,
+                why,
+            }),
+            None => present.push(system),
+        }
+    }
+    // Each round has all rows, each row all systems, every other round backwards, so that what the machine does meanwhile hits all alike.
+    for at in 0..args.rounds {
+        for (what, size) in rows(args) {
+            let able = present.iter().filter(|system| system.measures(what, size));
+            let mut order: Vec<&System> = able.collect();
+            if at % 2 == 1 {
+                order.reverse();
+            }
+            for system in order {
+                let size_text = ByteSize::new(size);
+                let (round, rounds) = (at + 1, args.rounds);
+                eprintln!(
+                    "lm-bench: round {round} of {rounds}: {} {size_text} {}",
+                    what.name(),
+                    system.name
+                );
+                run.measure(&mut bench, system, (what, size, at), extent);
+            }
+        }
+    }
+    super::bare::remove_pace_file();
+    let report = run.report(args, &bench, &present, started);
+    print!("{}", output::text(&report));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report).expect("a report is numbers and names");
+        output::write(path, &text)?;
+    }
+    if report.rows.is_empty() {
+        let failed = report.failures.first().map(|failed| &failed.why);
+        let why = failed.or_else(|| report.absent.first().map(|absent| &absent.why));
+        let why = why.map_or("nothing was asked for", String::as_str);
+        return Err(Failure::new(format!("nothing was measured: {why}")));
+    }
+    Ok(())
+}
+
+/// What has failed so often will not succeed, and takes longest.
+const FAILURES_MOST: usize = 2;
+
+/// What was measured so far.
+#[derive(Default)]
+struct Run {
+    absent: Vec<Absent>,
+    failures: Vec<Failed>,
+    /// With all round trips of the row.
+    rows: Vec<(Row, LatencyHistogram)>,
+}
+
+impl Run {
+    /// Measures once. What fails is not repeated, but told: a success after a failure is another measurement.
+    fn measure(
+        &mut self,
+        bench: &mut Bench,
+        system: &System,
+        (what, size, at): (What, u64, u32),
+        extent: Extent,
+    ) {
+        let same = (self.failures.iter())
+            .filter(|one| (one.what, &one.system, one.size) == (what, &system.name, size));
+        let measured = match same.count() >= FAILURES_MOST {
+            true => Err(Failure::new(format!("not tried after {FAILURES_MOST} failures"))),
+            false => bench.measure(system, what, size, at, extent),
+        };
+        match measured {
+            Ok((round, histogram)) => self.keep((what, system, size), round, histogram),
+            Err(failure) => {
+                eprintln!("lm-bench: {}: {}", system.name, failure.text);
+                self.failures.push(Failed {
+                    what,
+                    system: system.name.clone(),
+                    size,
+                    at,
+                    why: failure.text,
+                });
+            }
+        }
+    }
+
+    fn keep(
+        &mut self,
+        (what, system, size): (What, &System, u64),
+        round: Round,
+        histogram: Option<LatencyHistogram>,
+    ) {
+        let is_it = |row: &Row| (row.what, &row.system, row.size) == (what, &system.name, size);
+        let known = self.rows.iter().position(|(row, _)| is_it(row));
+        let index = known.unwrap_or_else(|| {
+            let row = Row {
+                what,
+                system: system.name.clone(),
+                size,
+                rounds: Vec::new(),
+                histogram: None,
+            };
+            self.rows.push((row, LatencyHistogram::new()));
+            self.rows.len() - 1
+        });
+        let (row, all) = &mut self.rows[index];
+        row.rounds.push(round);
+        if let Some(histogram) = histogram {
+            all.record_counts(histogram.counts());
+        }
+    }
+
+    fn report(self, args: &CompareArgs, bench: &Bench, systems: &[System], started: String) -> Report {
+        let with_histogram = |(mut row, histogram): (Row, LatencyHistogram)| {
+            if histogram.count() > 0 {
+                let mut text = Vec::new();
+                histogram.write_hgrm(&mut text).expect("memory can be written to");
+                row.histogram = Some(String::from_utf8_lossy(&text).into_owned());
+            }
+            row
+        };
+        let mut rows: Vec<Row> = self.rows.into_iter().map(with_histogram).collect();
+        let place = |name: &str| systems.iter().position(|system| system.name == name);
+        rows.sort_by_key(|row| (row.what, row.size, place(&row.system)));
+        let mut settings: BTreeMap<String, String> = [
+            ("rounds", args.rounds.to_string()),
+            ("seconds", args.seconds.to_string()),
+            ("warm_up_seconds", args.warm_up.to_string()),
+            ("round_trips", args.count.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        let rates = [
+            ("round_trips_per_second", args.rate),
+            ("bits_per_second", args.bit_rate),
+        ];
+        settings.extend(
+            rates
+                .into_iter()
+                .filter_map(|(name, rate)| Some((name.to_owned(), rate?.to_string()))),
+        );
+        settings.extend(args.setting.iter().cloned());
+        let measured = systems
+            .iter()
+            .filter(|system| rows.iter().any(|row| row.system == system.name));
+        let measured = measured.map(|system| Measured {
+            id: system.name.clone(),
+            configuration: system.how.configuration().to_owned(),
+            link: bench.pair(system).near.interface.clone(),
+        });
+        Report {
+            schema: SCHEMA.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started,
+            host: bench.here.host.clone(),
+            far: bench.far.hello.host.clone(),
+            links: bench.links(),
+            settings,
+            caveats: caveats(args, bench),
+            systems: measured.collect(),
+            ratios: ratios::ratios(&rows, systems.first().map_or("", |first| &first.name)),
+            rows,
+            absent: self.absent,
+            failures: self.failures,
+        }
+    }
+}
+
+fn caveats(args: &CompareArgs, bench: &Bench) -> Vec<String> {
+    let plain = bench.plain.as_ref().unwrap_or(&bench.main);
+    let all = [
+        (
+            bench.main.near.is_virtual(),
+            "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures compare software paths \
+             and say nothing about a network.",
+        ),
+        (
+            bench.same_machine(),
+            "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
+        ),
+        (
+            plain.near.xdp || plain.far.xdp,
+            "An XDP program was attached to the kernel systems' link before the run: their figures mean nothing.",
+        ),
+        (
+            args.peer_host.is_none(),
+            "Kernel systems ran on LM's own link, between its runs: no XDP program was attached meanwhile.",
+        ),
+        (
+            true,
+            "A datagram of UDP may be lost, and only what was received counts. A stream's first packets do not.",
+        ),
+    ];
+    let said = all.into_iter().filter(|(is_so, _)| *is_so);
+    said.map(|(_, text)| text.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    #[test]
+    fn lengths_are_of_the_tasks_that_are_named() {
+        let rows = |line: &str| rows(&Line::parse_from(format!("x host {line}").split_whitespace()).args);
+        assert_eq!(rows("").len(), 6);
+        let of_streams = rows("--sizes 64K");
+        assert_eq!(
+            of_streams,
+            [
+                (What::RoundTrips, 64),
+                (What::Stream, 64 << 10),
+                (What::Beside, 64 << 10)
+            ]
+        );
+        assert_eq!(
+            rows("--tasks round-trips --sizes 1,7168"),
+            [(What::RoundTrips, 1), (What::RoundTrips, 7168)]
+        );
+    }
+}

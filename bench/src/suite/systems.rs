@@ -1,0 +1,255 @@
+//! The systems: their names, the options that are words of a name, and which of them does what at which length.
+
+use clap::{Parser, ValueEnum};
+use lm_dataplane::Depth;
+use lm_protocol::window::WindowShape;
+use serde::{Deserialize, Serialize};
+
+use super::schema::What;
+use super::tools::Tool;
+use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption};
+use crate::lm::Idle;
+
+/// A way to move messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum How {
+    Lm,
+    RealTime,
+    UdpBlocking,
+    UdpSpinning,
+    UdpMmsg,
+    UdpGso,
+    Tcp,
+    Bare,
+    Iperf3,
+    Iperf3Tcp,
+    Sockperf,
+    SockperfSpinning,
+}
+
+/// What is measured where nothing is named. The first one is what the others are compared with.
+const DEFAULT: [&str; 12] = [
+    "lm",
+    "lm --integrity none",
+    "bare",
+    "udp-blocking",
+    "udp-spinning",
+    "udp-mmsg",
+    "udp-gso",
+    "tcp",
+    "iperf3",
+    "iperf3-tcp",
+    "sockperf",
+    "sockperf-spinning",
+];
+
+/// A system by its name: `lm --integrity none`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct System {
+    pub(crate) name: String,
+    pub(crate) how: How,
+    pub(crate) options: Options,
+}
+
+/// The words behind a name.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// LM: whether digests go with what is sent
+    #[arg(long, value_enum, default_value_t = IntegrityOption::Manifest)]
+    pub(crate) integrity: IntegrityOption,
+    /// LM: how its ends wait
+    #[arg(long, value_enum, default_value_t = Idle::Spin)]
+    pub(crate) idle: Idle,
+    /// LM: what becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    pub(crate) delivery: DeliveryOption,
+    /// LM: packets in the device and on the way at once: full, auto, or a number
+    #[arg(long, value_parser = crate::cli::parse_depth, default_value = "full")]
+    pub(crate) depth: Depth,
+    /// LM: what is in the UDP checksum of packets that leave
+    #[arg(long, value_enum, default_value_t = ChecksumOption::None)]
+    pub(crate) checksum: ChecksumOption,
+    /// LM: fragments in a window
+    #[arg(long, value_parser = crate::cli::parse_window, default_value = "256")]
+    pub(crate) window: WindowShape,
+    /// TCP: congestion control of the near end
+    #[arg(long)]
+    pub(crate) congestion: Option<String>,
+}
+
+#[derive(Parser)]
+#[command(name = "a system", no_binary_name = true, disable_help_flag = true)]
+struct Words {
+    #[arg(value_enum)]
+    system: How,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl System {
+    /// Reads a name with its options.
+    pub(crate) fn parse(text: &str) -> Result<System, String> {
+        let words = Words::try_parse_from(text.split_whitespace());
+        // What is said of usage is said of another command line.
+        let words = words.map_err(|error| {
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            let end = lines
+                .iter()
+                .position(|line| line.starts_with("Usage"))
+                .unwrap_or(lines.len());
+            lines[..end]
+                .join(" ")
+                .trim_start_matches("error: ")
+                .trim_end()
+                .to_owned()
+        })?;
+        Ok(System {
+            name: text.split_whitespace().collect::<Vec<_>>().join(" "),
+            how: words.system,
+            options: words.options,
+        })
+    }
+
+    /// What is measured where nothing is named.
+    pub(super) fn defaults() -> Vec<System> {
+        let parse = |name| System::parse(name).expect("a name of this program");
+        DEFAULT.into_iter().map(parse).collect()
+    }
+
+    pub(crate) fn sleeps(&self) -> bool {
+        self.options.idle == Idle::Default
+    }
+
+    /// Whether it can be measured by this at this length; what cannot leaves no trace in a report.
+    pub(super) fn measures(&self, what: What, size: u64) -> bool {
+        match (self.how, what) {
+            (How::Lm, What::RoundTrips) => true,
+            (How::Lm | How::UdpSpinning, What::Beside) => size > 64,
+            (How::RealTime, What::Beside) => false,
+            (_, What::Beside) => false,
+            // One packet is all that a bare round trip has.
+            (How::Bare, What::RoundTrips) => (8..=1472).contains(&size),
+            (How::UdpBlocking | How::UdpSpinning, What::RoundTrips) => size <= MAX_DATAGRAM,
+            (How::UdpMmsg | How::UdpGso | How::Iperf3 | How::Iperf3Tcp, What::RoundTrips) => false,
+            (How::UdpMmsg | How::UdpGso, What::Stream) => size >= 64,
+            (How::Iperf3, What::Stream) => (16..=64 << 10).contains(&size),
+            (How::Sockperf | How::SockperfSpinning, What::RoundTrips) => (14..=MAX_DATAGRAM).contains(&size),
+            (How::Sockperf | How::SockperfSpinning, What::Stream) => false,
+            (_, What::RoundTrips) => true,
+            (_, What::Stream) => size >= 8,
+        }
+    }
+}
+
+/// Longest datagram over IPv4.
+const MAX_DATAGRAM: u64 = 65_507;
+
+impl How {
+    /// Whether messages pass an endpoint.
+    pub(crate) const fn is_lm(self) -> bool {
+        matches!(self, How::Lm | How::RealTime)
+    }
+
+    /// A program that is not of this workspace.
+    pub(super) const fn tool(self) -> Option<Tool> {
+        match self {
+            How::Iperf3 => Some(Tool::Iperf3Udp),
+            How::Iperf3Tcp => Some(Tool::Iperf3Tcp),
+            How::Sockperf => Some(Tool::Sockperf),
+            How::SockperfSpinning => Some(Tool::SockperfSpinning),
+            _ => None,
+        }
+    }
+
+    /// The best configuration that was found, in words that go into the report.
+    pub(super) const fn configuration(self) -> &'static str {
+        match self {
+            How::Lm => {
+                "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 fragments, queue polled on veth; \
+                 1 MiB of messages under way, 4 to 256 of them"
+            }
+            How::RealTime => "LM's real-time sockets: messages are never repeated",
+            How::UdpBlocking => {
+                "one connected socket each side, one datagram a call, the kernel's own buffers; messages beyond 65,507 bytes as trains of \
+                 datagrams"
+            }
+            How::UdpSpinning => "as blocking, on sockets that do not block and are asked again at once",
+            How::UdpMmsg => {
+                "sendmmsg and recvmmsg: up to 32 datagrams or 256 KiB a call, 4 MiB of receive memory"
+            }
+            How::UdpGso => {
+                "UDP_SEGMENT: up to 44 datagrams of one packet each a call, cut by the kernel; UDP_GRO; 4 MiB of receive memory"
+            }
+            How::Tcp => {
+                "TCP_NODELAY, the kernel's own buffers and congestion control; round trips spin where a message fits a packet; streams \
+                 gather short messages to 128 KiB a write, and read as much as there is"
+            }
+            How::Bare => {
+                "bare AF_XDP: packets without messages, acknowledgements or gate, 192 in flight, 32 descriptors a call; on veth the \
+                 receiving core polls the queue as LM does, paced through shared memory, else the receiver spins"
+            }
+            How::Iperf3 => "-u -b 0 -l SIZE: a yardstick for udp-blocking",
+            How::Iperf3Tcp => "-l SIZE: a yardstick for tcp",
+            How::Sockperf => "ping-pong --full-rtt: a yardstick for udp-blocking",
+            How::SockperfSpinning => "ping-pong --full-rtt --nonblocked: a yardstick for udp-spinning",
+        }
+    }
+}
+
+impl TryFrom<String> for System {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<System, String> {
+        System::parse(&text)
+    }
+}
+
+impl From<System> for String {
+    fn from(system: System) -> String {
+        system.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_is_measured_by_itself_measures_something() {
+        let tasks = [What::RoundTrips, What::Stream, What::Beside];
+        for system in System::defaults() {
+            let does = |what| {
+                [64, 1024, 65_536]
+                    .into_iter()
+                    .any(|size| system.measures(what, size))
+            };
+            assert!(tasks.into_iter().any(does), "{}", system.name);
+        }
+    }
+
+    #[test]
+    fn options_are_words_of_a_name() {
+        let system = System::parse(" lm  --delivery partial --idle default").unwrap();
+        assert_eq!(system.name, "lm --delivery partial --idle default");
+        assert!(system.sleeps() && system.options.integrity == IntegrityOption::Manifest);
+        assert_eq!(
+            serde_json::to_string(&system).unwrap(),
+            format!("{:?}", system.name)
+        );
+        let error = System::parse("rdma").unwrap_err();
+        assert!(
+            error.contains("rdma") && error.contains("tcp") && !error.contains("Usage"),
+            "{error}"
+        );
+        assert!(System::parse("lm --interface lo").is_err() && System::parse("").is_err());
+    }
+
+    #[test]
+    fn datagrams_end_somewhere() {
+        let udp = System::parse("udp-spinning").unwrap();
+        assert!(udp.measures(What::RoundTrips, 65_507) && !udp.measures(What::RoundTrips, 65_536));
+        assert!(udp.measures(What::Stream, 1 << 20));
+    }
+}
