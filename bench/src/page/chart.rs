@@ -11,11 +11,14 @@ const PLACE: [f64; 4] = [50.0, 420.0, 10.0, 260.0];
 /// From one name to the next.
 const NAME_HEIGHT: f64 = 13.5;
 
+/// A message length, a figure, and what a pointer that rests on it is told.
+type Point = (f64, f64, String);
+
 /// A figure of each system against the message length.
 pub(super) struct Chart {
     title: &'static str,
-    /// By name: length, figure, and what a pointer that rests on it is told.
-    lines: Vec<(String, Vec<(f64, f64, String)>)>,
+    /// By name.
+    lines: Vec<(String, Vec<Point>)>,
 }
 
 /// Where values are drawn between the least and the most.
@@ -119,7 +122,7 @@ impl Chart {
     }
 }
 
-fn path(points: &[(f64, f64, String)], x: &Scale, y: &Scale) -> String {
+fn path(points: &[Point], x: &Scale, y: &Scale) -> String {
     let places = points
         .iter()
         .map(|(size, figure, _)| format!("{} {}", x.at(*size), y.at(*figure)));
