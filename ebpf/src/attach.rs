@@ -137,7 +137,8 @@ pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Res
         match link(&ebpf, ifindex, EffectiveMode::Native) {
             Ok(link) => return Ok(Attached { ebpf, link, mode: EffectiveMode::Native, interface, warnings }),
             Err(source) if mode == AttachMode::Auto && !is_final(&source) => warnings.push(format!(
-                "{interface} does not run XDP programs in its driver ({source}): generic mode, where large messages are copied"
+                "{interface} does not run XDP programs in its driver ({source}): generic mode, where large messages \
+                 are copied"
             )),
             Err(source) => return Err(refused(ifindex, interface, source, EffectiveMode::Native)),
         }

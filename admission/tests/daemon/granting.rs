@@ -6,7 +6,7 @@ use lm_dataplane::ipc::*;
 use lm_protocol::admission::PROMISE;
 use lm_protocol::control::{ControlMessage, RejectReason, Request};
 use lm_protocol::geometry::Wire;
-use xtask::bed::{BedConfig, Side};
+use xtask::bed::Side;
 
 use crate::bed::{Hosts, wait_until};
 use crate::program::{Client, grant};

@@ -69,7 +69,8 @@ fn the_page_names_what_the_figures_depend_on() {
     for words in [
         "nearby, Linux 6.18.3, Some Processor, core 2, 4.00 GiB, governor performance",
         "distant",
-        "if7, driver somedriver, MTU 1500, AF_XDP native copy, 4 queues; offloads on: tx-checksumming; off: generic-receive-offload",
+        "if7, driver somedriver, MTU 1500, AF_XDP native copy, 4 queues; offloads on: tx-checksumming; off: \
+         generic-receive-offload",
         "if8, driver",
         "2031-02-03T04:05:06Z",
         "9.8.7",

@@ -236,12 +236,14 @@ fn caveats(args: &CompareArgs, bench: &Bench) -> Vec<String> {
     let all = [
         (
             bench.main.near.is_virtual(),
-            "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures compare software paths \
+            "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures \
+             compare software paths \
              and say nothing about a network.",
         ),
         (
             bench.same_machine(),
-            "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
+            "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted \
+             once.",
         ),
         (
             plain.near.xdp || plain.far.xdp,

@@ -38,7 +38,8 @@ impl Pair {
         let near = LinkEnd::of(source)?;
         if near.interface != interface {
             return Err(Failure::new(format!(
-                "packets to {address} leave through {interface}, which has not their source address {source}; check the routes"
+                "packets to {address} leave through {interface}, which has not their source address {source}; check \
+                 the routes"
             )));
         }
         Ok(Pair {

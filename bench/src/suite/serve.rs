@@ -225,7 +225,8 @@ impl Far {
     pub(super) fn connect(to: SocketAddrV4) -> Result<Far, Failure> {
         let unreachable = |error: &dyn std::error::Error| {
             Failure::new(format!(
-                "no answer from lm-bench serve at {to}: {}; start it on the other host with --allow for this one (one client at a time)",
+                "no answer from lm-bench serve at {to}: {}; start it on the other host with --allow for this one (one \
+                 client at a time)",
                 chain(error)
             ))
         };

@@ -167,12 +167,14 @@ impl How {
     pub(super) const fn configuration(self) -> &'static str {
         match self {
             How::Lm => {
-                "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 fragments, queue polled on veth; \
+                "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 \
+                 fragments, queue polled on veth; \
                  1 MiB of messages under way, 4 to 256 of them"
             }
             How::RealTime => "LM's real-time sockets: messages are never repeated",
             How::UdpBlocking => {
-                "one connected socket each side, one datagram a call, the kernel's own buffers; messages beyond 65,507 bytes as trains of \
+                "one connected socket each side, one datagram a call, the kernel's own buffers; messages beyond \
+                 65,507 bytes as trains of \
                  datagrams"
             }
             How::UdpSpinning => "as blocking, on sockets that do not block and are asked again at once",
@@ -180,14 +182,17 @@ impl How {
                 "sendmmsg and recvmmsg: up to 32 datagrams or 256 KiB a call, 4 MiB of receive memory"
             }
             How::UdpGso => {
-                "UDP_SEGMENT: up to 44 datagrams of one packet each a call, cut by the kernel; UDP_GRO; 4 MiB of receive memory"
+                "UDP_SEGMENT: up to 44 datagrams of one packet each a call, cut by the kernel; UDP_GRO; 4 MiB of \
+                 receive memory"
             }
             How::Tcp => {
-                "TCP_NODELAY, the kernel's own buffers and congestion control; round trips spin where a message fits a packet; streams \
+                "TCP_NODELAY, the kernel's own buffers and congestion control; round trips spin where a message fits \
+                 a packet; streams \
                  gather short messages to 128 KiB a write, and read as much as there is"
             }
             How::Bare => {
-                "bare AF_XDP: packets without messages, acknowledgements or gate, 192 in flight, 32 descriptors a call; on veth the \
+                "bare AF_XDP: packets without messages, acknowledgements or gate, 192 in flight, 32 descriptors a \
+                 call; on veth the \
                  receiving core polls the queue as LM does, paced through shared memory, else the receiver spins"
             }
             How::Iperf3 => "-u -b 0 -l SIZE: a yardstick for udp-blocking",

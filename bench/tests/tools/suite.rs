@@ -209,7 +209,8 @@ fn costs_of_a_transfer_with_a_rate() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
     let line = format!(
-        "compare {RECEIVER} --tasks stream --rounds 1 --systems 'lm --idle default,udp-blocking' --sizes 7168 --bit-rate 20Mbit --seconds 0.4"
+        "compare {RECEIVER} --tasks stream --rounds 1 --systems 'lm --idle default,udp-blocking' --sizes 7168 \
+         --bit-rate 20Mbit --seconds 0.4"
     );
     let (report, text) = measure(&bed, &line);
     assert_eq!(report.rows.len(), 2, "{:?}", report.absent);

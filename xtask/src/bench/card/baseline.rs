@@ -110,7 +110,8 @@ fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
     ensure!(!now.is_empty(), "no row was measured");
     ensure!(
         worse.is_empty(),
-        "worse than before: {}; find out why, or make a new baseline in a commit that says why (cargo xtask bench card --short --rounds 1 --json {BASELINE})",
+        "worse than before: {}; find out why, or make a new baseline in a commit that says why (cargo xtask bench \
+         card --short --rounds 1 --json {BASELINE})",
         worse.join(", ")
     );
     Ok(())

@@ -338,7 +338,8 @@ mod tests {
 
     #[test]
     fn the_cards_own_word_is_read() {
-        let text = "Coalesce parameters for lm0:\nAdaptive RX: n/a  TX: n/a\nstats-block-usecs:\tn/a\n\nrx-usecs:\t125\nrx-frames:\tn/a\n\
+        let text = "Coalesce parameters for lm0:\nAdaptive RX: n/a  TX: \
+                    n/a\nstats-block-usecs:\tn/a\n\nrx-usecs:\t125\nrx-frames:\tn/a\n\
                     rx-usecs-irq:\tn/a\n\ntx-usecs:\t10\n";
         assert_eq!(shown_usecs(text, "rx-usecs"), Some(125));
         assert_eq!(shown_usecs(text, "tx-usecs"), Some(10));
