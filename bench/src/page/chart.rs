@@ -106,7 +106,8 @@ impl Chart {
                     text x=(left - 6.0) y=(y.at(tick) + 4.0) text-anchor="end" { (number(tick)) }
                 }
                 @for size in sizes.filter(|size| (x.low..=x.high).contains(size)) {
-                    text x=(x.at(size)) y=(bottom + 17.0) text-anchor="middle" { (ByteSize::new(size as u64).to_string()) }
+                    text x=(x.at(size)) y=(bottom + 17.0) text-anchor="middle" { (ByteSize::new(size as
+                        u64).to_string()) }
                 }
                 @for ((name, points), place) in lines.iter().zip(&names) {
                     g class=(family(name)) {

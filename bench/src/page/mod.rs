@@ -119,11 +119,13 @@ fn ratios(report: &Report) -> Markup {
     html! {
         p { "Each ratio is taken within a round; the median of all rounds stands with its 95 % interval." }
         table {
-            tr { th { "what" } th { "size" } th { "figure" } th { "compared" } th { "ratio" } th { "95 %" } th { "rounds" } }
+            tr { th { "what" } th { "size" } th { "figure" } th { "compared" } th { "ratio" } th { "95 %" }
+                th { "rounds" } }
             @for ratio in &report.ratios { tr {
                 td { (ratio.what.name()) } td { (exact(ratio.size)) } td { (ratio.metric) }
                 td { (ratio.system) " over " (ratio.against) }
-                td { (number(ratio.median)) " ×" } td { (number(ratio.low)) " – " (number(ratio.high)) } td { (ratio.rounds) }
+                td { (number(ratio.median)) " ×" } td { (number(ratio.low)) " – " (number(ratio.high)) }
+                    td { (ratio.rounds) }
             } }
         }
     }
@@ -134,7 +136,8 @@ fn systems(report: &Report) -> Markup {
     html! {
         table {
             tr { th { "system" } th { "link" } th { "configuration" } }
-            @for system in &report.systems { tr { td { (system.id) } td { (system.link) } td { (system.configuration) } } }
+            @for system in &report.systems { tr { td { (system.id) } td { (system.link) }
+                td { (system.configuration) } } }
             @for absent in &report.absent { tr { td { (absent.system) } td { "absent" } td { (absent.why) } } }
             @for failed in &report.failures { tr {
                 td { (failed.system) } td { "failed" }

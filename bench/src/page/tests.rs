@@ -5,7 +5,8 @@ use crate::scratch::Scratch;
 
 fn round(at: u32, gbit_per_s: f64, us: Option<f64>) -> Value {
     let bytes = (gbit_per_s * 1e9 / 8.0) as u64;
-    let mut round = json!({"at": at, "bytes": bytes, "messages": 10, "lost_messages": 0, "seconds": 1.0, "cpu_seconds_send": 0.5,
+    let mut round = json!({"at": at, "bytes": bytes, "messages": 10, "lost_messages": 0, "seconds": 1.0,
+        "cpu_seconds_send": 0.5,
         "cpu_seconds_receive": 0.5, "cpu_seconds_machine": 1.0});
     if let Some(us) = us {
         round["p50_ns"] = json!(us * 1e3);
@@ -21,11 +22,13 @@ fn measured(interface: &str) -> Value {
         [
             json!({"what": "round-trips", "system": system, "size": 64, "rounds": rounds}),
             json!({"what": "stream", "system": system, "size": 1024, "rounds": [round(0, gbit / 2.0, None)]}),
-            json!({"what": "stream", "system": system, "size": 65_536, "rounds": [round(0, gbit, None), round(1, gbit, None)]}),
+            json!({"what": "stream", "system": system, "size": 65_536, "rounds": [round(0, gbit, None), round(1,
+                gbit, None)]}),
         ]
     });
     let host = |name: &str, core: u32| {
-        json!({"name": name, "kernel": "6.18.3", "cpu": "Some Processor", "core": core, "memory_bytes": 4_294_967_296u64,
+        json!({"name": name, "kernel": "6.18.3", "cpu": "Some Processor", "core": core,
+            "memory_bytes": 4_294_967_296u64,
             "governor": "performance"})
     };
     json!({
@@ -39,7 +42,8 @@ fn measured(interface: &str) -> Value {
             {"id": "lm", "configuration": "as it comes", "link": interface},
             {"id": "udp-blocking", "configuration": "large socket buffers", "link": interface}],
         "rows": rows.concat(),
-        "ratios": [{"what": "stream", "size": 65_536, "metric": "bits_per_s", "system": "lm", "against": "udp-blocking", "rounds": 20,
+        "ratios": [{"what": "stream", "size": 65_536, "metric": "bits_per_s", "system": "lm",
+            "against": "udp-blocking", "rounds": 20,
             "median": 2.0, "low": 1.96, "high": 2.04}],
         "absent": [{"system": "sockperf", "why": "apt-get install sockperf"}],
         "failures": [{"what": "beside", "system": "tcp", "size": 64, "at": 2, "why": "it went"}],

@@ -52,7 +52,8 @@ fn stream_ends(transport: &str, size: u64, [sending, receiving]: [f64; 2]) -> [S
 fn ends(transport: &str, size: u64, [near, far]: [Value; 2]) -> [String; 2] {
     [("near", near), ("far", far)].map(|(side, task)| {
         let spec = json!({
-            "system": transport, "task": task, "size": size, "address": format!("{RECEIVER}:7168"), "mtu": 1500, "mode": "auto",
+            "system": transport, "task": task, "size": size, "address": format!("{RECEIVER}:7168"), "mtu": 1500,
+                "mode": "auto",
         });
         format!("end {side} '{spec}' --interface {INTERFACE}")
     })

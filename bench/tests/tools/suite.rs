@@ -366,7 +366,8 @@ fn no_number_of_a_client_ends_the_server() {
     let server = serve(&bed);
     let host = r#"{"address":"10.77.0.2","mac":[0,0,0,0,0,0]}"#;
     let spec = format!(
-        r#"{{"zero_copy":false,"polls":true,"round_trips":null,"payload":{},"warm_up":0.1,"seconds":0.1,"queue":0,"near":{host},"far":{host},"pace":null}}"#,
+        r#"{{"zero_copy":false,"polls":true,"round_trips":null,"payload":{},"warm_up":0.1,"seconds":0.1,"queue":0,
+            "near":{host},"far":{host},"pace":null}}"#,
         u64::MAX
     );
     let answer = bed.on(Host::Sender, || {

@@ -58,7 +58,8 @@ pub(super) struct Arguments {
     #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<u64>,
     /// What to measure.
-    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips, What::Beside])]
+    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips,
+        What::Beside])]
     whats: Vec<What>,
     /// How often each row is measured.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10))]

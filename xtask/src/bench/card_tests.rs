@@ -71,7 +71,10 @@ fn what_failed_is_in_the_row() {
 
 #[test]
 fn what_lm_counted_of_itself_is_that_of_a_message() {
-    let round = |wakeups: f64| json!({"bytes": 64, "seconds": 1.0, "wakeups_per_message": [wakeups, 0.5], "copied_bytes_per_message": [3.0]});
+    let round = |wakeups: f64| {
+        json!({"bytes": 64, "seconds": 1.0, "wakeups_per_message": [wakeups, 0.5],
+        "copied_bytes_per_message": [3.0]})
+    };
     let report = json!({"rounds": [round(1.0), round(2.0)]});
     let one = Measured::of(&row(What::Stream), &ended(Outcome::Passed, report));
     assert_eq!(
@@ -123,7 +126,8 @@ fn why_two_runs_differ_is_told() {
         "{other}"
     );
     assert!(other_machine(&[], &first).contains("another machine"));
-    let result = json!({"qemu": {"version": "10"}, "guest": {"kernel": "7.3"}, "sha256": {"kernel": "k", "initramfs": "a"}});
+    let result = json!({"qemu": {"version": "10"}, "guest": {"kernel": "7.3"}, "sha256": {"kernel": "k",
+        "initramfs": "a"}});
     assert_eq!(Machine::of(&row(What::Stream), &result), first[0]);
 }
 

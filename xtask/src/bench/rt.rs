@@ -389,7 +389,8 @@ impl Tally {
             .collect();
         let credits_mean = (!credits.is_empty()).then(|| credits.iter().sum::<f64>() / credits.len() as f64);
         json!({
-            "credits_mean": credits_mean, "due": self.due, "late_at_senders": self.late, "refused": self.refused, "received": self.received, "superseded": self.superseded,
+            "credits_mean": credits_mean, "due": self.due, "late_at_senders": self.late, "refused": self.refused,
+                "received": self.received, "superseded": self.superseded,
             "lost_percent": percent(self.due - self.received, self.due),
             "late_percent": late,
             "delay_us": {"p50": quantile(0.5), "p99": quantile(0.99), "max": self.delays_us.last()},
@@ -445,7 +446,8 @@ mod tests {
             tally.add_sender(&json!({"offered": offered})).unwrap();
         }
         let delays = json!([[250_000, received - 2], [1_000_000, 1], [2_000_000, 1]]);
-        let printed = json!({"messages": received, "lost_messages": 0, "bytes": received * PAYLOAD_LEN, "delays": delays});
+        let printed = json!({"messages": received, "lost_messages": 0, "bytes": received * PAYLOAD_LEN,
+            "delays": delays});
         tally.add_receiver(&printed).unwrap();
         tally
     }
