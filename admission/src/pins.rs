@@ -47,8 +47,7 @@ impl Pins {
         if !stays(&parent) {
             tracing::warn!(
                 "the bpffs at {} is of this mount namespace alone (ip netns exec makes one), so gate and sessions end \
-                 with the daemon, \
-                 however it ends: mount one where process 1 sees it, and name it with --bpffs",
+                 with the daemon, however it ends: mount one where process 1 sees it, and name it with --bpffs",
                 bpffs.display()
             );
         }

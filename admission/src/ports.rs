@@ -155,8 +155,7 @@ fn told(address: SocketAddrV4, error: Errno) -> String {
     match error {
         Errno::ADDRINUSE => format!(
             "{address} is taken: another daemon or an endpoint with admission of its own runs here (ss -ulpn \"sport \
-             = :{}\"); \
-             end it, or choose another --control-port at all hosts",
+             = :{}\"); end it, or choose another --control-port at all hosts",
             address.port()
         ),
         error => format!("cannot listen on {address}: {error}"),

@@ -226,8 +226,7 @@ impl Opened<KernelNic> {
         if facts.driver.as_deref() == Some("virtio_net") && is_module {
             tracing::warn!(
                 "virtio_net is a loaded module, so that a fault of Linux 6.13 to 7.3 can make it lose all that is \
-                 sent in zero-copy mode; \
-                 if nothing arrives, use copy mode (--mode copy)"
+                 sent in zero-copy mode; if nothing arrives, use copy mode (--mode copy)"
             );
         }
         let steered = opened

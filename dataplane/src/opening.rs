@@ -92,8 +92,7 @@ impl MemoryPlan {
         if checksum == Checksum::Offload && !caps.sums {
             return Err(OpenError::Config(
                 "the driver sums no packets of AF_XDP up in zero-copy mode (netdev's xsk-features lack tx-checksum); \
-                 use copy mode \
-                 (--mode copy), or --checksum integrated"
+                 use copy mode (--mode copy), or --checksum integrated"
                     .to_owned(),
             ));
         }

@@ -164,8 +164,7 @@ impl Placing {
             if !std::mem::replace(&mut self.has_told, true) {
                 tracing::warn!(
                     "a region of {} bytes is unfit for a message of {}, which lands in the arena; take it from \
-                     landing_region of the same \
-                     endpoint, for the longest message",
+                     landing_region of the same endpoint, for the longest message",
                     region.len,
                     of.len
                 );

@@ -27,8 +27,7 @@ pub enum OpenError {
     /// Blocks of a kind are fewer than messages that may have one.
     #[error(
         "{count} blocks of {pages} pages are too few: of {keep} messages that wait, one that comes and one in use \
-         each has one; ask for \
-         {least}, for none, or keep fewer messages", least = keep + 2
+         each has one; ask for {least}, for none, or keep fewer messages", least = keep + 2
     )]
     FewBlocks {
         /// Pages of such a block.

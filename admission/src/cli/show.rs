@@ -177,8 +177,7 @@ mod tests {
     fn a_smoother_has_its_line() {
         let shown = tables(&Status::smoothed());
         let line = "  smoother: 3600 packets/s, RP 11.1 ms, -3 credits, 5 forgiven, 7 signals, 2 programs; real time \
-                    and control 100, \
-                    others 900, the kernel's 50 (11 dropped, 13 wait)";
+                    and control 100, others 900, the kernel's 50 (11 dropped, 13 wait)";
         assert!(shown.lines().any(|had| had == line), "{shown}");
     }
 }

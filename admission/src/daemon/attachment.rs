@@ -261,8 +261,7 @@ fn reachable(name: &str, own: Ipv4Addr, prefix_len: u8, host: SocketAddrV4) -> R
     routed.map_err(|error| {
         format!(
             "{} is not on the subnet of {name}, {network}/{prefix_len}, and cannot be reached otherwise ({error}): \
-             name a host of the \
-             subnet, or add a route",
+             name a host of the subnet, or add a route",
             host.ip()
         )
     })

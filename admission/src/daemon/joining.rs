@@ -37,8 +37,7 @@ impl Daemon {
             (Mode::ZeroCopy, _) => {
                 return Err(
                     "zero-copy mode is not for programs without privileges, whose ring entries some drivers believe: \
-                     run it with \
-                     privileges and --admission embedded, or without --mode zero-copy"
+                     run it with privileges and --admission embedded, or without --mode zero-copy"
                         .to_owned(),
                 );
             }
@@ -78,8 +77,7 @@ impl Daemon {
         if free.is_empty() {
             return Err(format!(
                 "all {} queues of {name} are taken (`lm-admissiond status` shows by whom): end a program, or give the \
-                 interface more \
-                 queues (ethtool -L)",
+                 interface more queues (ethtool -L)",
                 ground.queues.len()
             ));
         }

@@ -35,8 +35,7 @@ impl Daemon {
         match max.saturating_sub(held) {
             0 => Err(format!(
                 "user {uid} has {held} of the {} queues of {}, and may have {max}: end a program, or start the daemon \
-                 with a larger \
-                 --queues-per-user",
+                 with a larger --queues-per-user",
                 queues.len(),
                 attachment.name
             )),
@@ -74,8 +73,7 @@ impl Daemon {
         match len > max.saturating_sub(registered) {
             true => Err(format!(
                 "user {uid} has {registered} bytes of registered memory, and may have {max}: use less, or start the \
-                 daemon with a larger \
-                 --memory-per-user"
+                 daemon with a larger --memory-per-user"
             )),
             false => Ok(()),
         }
@@ -131,6 +129,10 @@ impl Daemon {
     }
 }
 
+/// How often a queue is tried, a second each time: beside programs that use every processor the kernel's work item that
+/// releases a socket waits for seconds.
+const TRIES: u32 = 5;
+
 /// Tries whether the kernel lets another XSK have a queue, which it does when the last one is gone.
 fn is_queue_busy(interface_index: u32, queue: u16) -> impl FnOnce() -> bool + Send + 'static {
     const LEN: u64 = 1 << 14;
@@ -151,6 +153,6 @@ fn is_queue_busy(interface_index: u32, queue: u16) -> impl FnOnce() -> bool + Se
             bind: BindMode::Copy,
             need_wakeup: true,
         };
-        Xsk::bind_for(&config, &XskOptions::default()).is_err()
+        (0..TRIES).all(|_| Xsk::bind_for(&config, &XskOptions::default()).is_err())
     }
 }

@@ -237,8 +237,7 @@ fn caveats(args: &CompareArgs, bench: &Bench) -> Vec<String> {
         (
             bench.main.near.is_virtual(),
             "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures \
-             compare software paths \
-             and say nothing about a network.",
+             compare software paths and say nothing about a network.",
         ),
         (
             bench.same_machine(),

@@ -36,10 +36,8 @@ pub(super) fn text(report: &Report) -> String {
     for (heading, table) in [
         (
             "Medians of the rounds: received payload, one way (of round trips beside a stream the stream's), busy \
-             seconds of all cores for \
-             each 10^9 bytes of it; whole round trips (least and most of all rounds). Wake-ups of devices and bytes \
-             that LM copied: for \
-             each message, at the sending and at the receiving end.",
+             seconds of all cores for each 10^9 bytes of it; whole round trips (least and most of all rounds). \
+             Wake-ups of devices and bytes that LM copied: for each message, at the sending and at the receiving end.",
             rows,
         ),
         ("Ratios within the rounds: median and its 95 % interval.", ratios),

@@ -168,14 +168,12 @@ impl How {
         match self {
             How::Lm => {
                 "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 \
-                 fragments, queue polled on veth; \
-                 1 MiB of messages under way, 4 to 256 of them"
+                 fragments, queue polled on veth; 1 MiB of messages under way, 4 to 256 of them"
             }
             How::RealTime => "LM's real-time sockets: messages are never repeated",
             How::UdpBlocking => {
                 "one connected socket each side, one datagram a call, the kernel's own buffers; messages beyond \
-                 65,507 bytes as trains of \
-                 datagrams"
+                 65,507 bytes as trains of datagrams"
             }
             How::UdpSpinning => "as blocking, on sockets that do not block and are asked again at once",
             How::UdpMmsg => {
@@ -187,8 +185,7 @@ impl How {
             }
             How::Tcp => {
                 "TCP_NODELAY, the kernel's own buffers and congestion control; round trips spin where a message fits \
-                 a packet; streams \
-                 gather short messages to 128 KiB a write, and read as much as there is"
+                 a packet; streams gather short messages to 128 KiB a write, and read as much as there is"
             }
             How::Bare => {
                 "bare AF_XDP: packets without messages, acknowledgements or gate, 192 in flight, 32 descriptors a \

@@ -279,8 +279,7 @@ impl Shapers {
         self.waits_since[class as usize] = Some(self.looked);
         tracing::warn!(
             "nothing of the class {class:?} has left for {STARVED_AFTER:?}: {other:?} takes all that the port may \
-             send; \
-             give that class a shaper of its own"
+             send; give that class a shaper of its own"
         );
     }
 

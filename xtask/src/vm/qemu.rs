@@ -227,8 +227,7 @@ fn kernel_command_line(clock: Clock) -> String {
     };
     format!(
         "{same}console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr \
-            memmap={kept:#x}${start:#x} \
-         hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
+            memmap={kept:#x}${start:#x} hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
     )
 }
 

@@ -68,8 +68,7 @@ fn each_fact_has_its_obstacle() {
             |facts| facts.rx_ring_len = 4096,
             Some(
                 "eth0's receive rings have 4096 descriptors, and 1024 can be kept full; shorten them (ethtool -G eth0 \
-                 rx \
-                 1024), or use copy mode (--mode copy)",
+                 rx 1024), or use copy mode (--mode copy)",
             ),
         ),
         (
@@ -122,8 +121,7 @@ fn each_fact_has_its_obstacle() {
             |facts| facts.rx_fcs = true,
             Some(
                 "eth0 leaves the frame check sequence behind each packet; switch that off (ethtool -K eth0 rx-fcs \
-                 off), \
-                 or use copy mode (--mode copy)",
+                 off), or use copy mode (--mode copy)",
             ),
         ),
         (
@@ -139,8 +137,7 @@ fn each_fact_has_its_obstacle() {
             |facts| facts.mtu = 3055,
             Some(
                 "eth0 has MTU 3055, and frames hold 3054; lower it (ip link set eth0 mtu 3054), or use copy mode \
-                 (--mode \
-                 copy)",
+                 (--mode copy)",
             ),
         ),
         (
@@ -151,8 +148,7 @@ fn each_fact_has_its_obstacle() {
             |facts| (facts.mtu, facts.driver) = (3823, None),
             Some(
                 "eth0 has MTU 3823, and frames hold 3822; lower it (ip link set eth0 mtu 3822), or use copy mode \
-                 (--mode \
-                 copy)",
+                 (--mode copy)",
             ),
         ),
         (
@@ -165,8 +161,7 @@ fn each_fact_has_its_obstacle() {
             |facts| facts.kernel_release = "6.16.12-1-generic".into(),
             Some(
                 "kernel 6.16.12-1-generic can panic when AF_XDP sends in copy mode; update the kernel, or use \
-                 zero-copy \
-                 mode",
+                 zero-copy mode",
             ),
         ),
         (

@@ -195,8 +195,7 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
         }) => write!(
             line,
             "grant {session_key:x} {data_port} {} {} {} {landing_queue} {prefix} {frames_per_packet} {repeats_apart} \
-             {} \
-             {max_message_len} {} {packet_limit} {lease_ms} {first_message} {lands}",
+             {} {max_message_len} {} {packet_limit} {lease_ms} {first_message} {lands}",
             layout.wire().to_u8(),
             layout.header_len(),
             layout.payload_len(),

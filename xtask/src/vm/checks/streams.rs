@@ -341,8 +341,7 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
     for (seed, &(delivery, loss, duplicate, reorder, corrupt)) in (1..).zip(plans) {
         let impairments = Impairments(format!(
             "--loss {loss} --loss-burst 2 --duplicate {duplicate} --reorder {reorder} --reorder-by 5 --corrupt \
-                {corrupt} \
-             --seed {seed}"
+                {corrupt} --seed {seed}"
         ));
         let running = pair
             .bed

@@ -182,8 +182,7 @@ impl Link {
                 let statistics = self.receiver.xsk.statistics();
                 return Err(Failure::new(format!(
                     "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} \
-                        receive? \
-                     {statistics:?}",
+                        receive? {statistics:?}",
                     PACKET_PATIENCE.as_secs(),
                     self.queue,
                 )));
