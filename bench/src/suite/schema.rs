@@ -264,8 +264,10 @@ mod tests {
 
     #[test]
     fn a_round_has_the_figures_that_were_measured() {
-        let text = r#"{"at":1,"messages":5,"lost_messages":0,"bytes":0,"seconds":1.0,"cpu_seconds_send":0.0,
-            "cpu_seconds_receive":0.0,"cpu_seconds_machine":0.0,"p50_ns":2.0,"mean_ns":2.5,"p99_ns":4.0}"#;
+        let text = concat!(
+            r#"{"at":1,"messages":5,"lost_messages":0,"bytes":0,"seconds":1.0,"cpu_seconds_send":0.0,"#,
+            r#""cpu_seconds_receive":0.0,"cpu_seconds_machine":0.0,"p50_ns":2.0,"mean_ns":2.5,"p99_ns":4.0}"#
+        );
         let round: Round = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&round).unwrap(), text);
         assert_eq!((round.figure("p50"), round.figure("p99")), (Some(2.0), Some(4.0)));

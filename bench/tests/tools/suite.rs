@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lm_bench::suite::schema::{Failed, Report, Round, Row, What};
 use rustix::process::{Pid, Signal};
+use serde_json::json;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
 use crate::measuring::{bare_addresses, lm_bench};
@@ -364,12 +365,11 @@ fn serve_lets_in_whom_it_was_told() {
 fn no_number_of_a_client_ends_the_server() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let host = r#"{"address":"10.77.0.2","mac":[0,0,0,0,0,0]}"#;
-    let spec = format!(
-        r#"{{"zero_copy":false,"polls":true,"round_trips":null,"payload":{},"warm_up":0.1,"seconds":0.1,"queue":0,
-            "near":{host},"far":{host},"pace":null}}"#,
-        u64::MAX
-    );
+    let host = json!({"address": "10.77.0.2", "mac": [0, 0, 0, 0, 0, 0]});
+    let spec = json!({
+        "zero_copy": false, "polls": true, "round_trips": null, "payload": u64::MAX, "warm_up": 0.1, "seconds": 0.1,
+        "queue": 0, "near": host, "far": host, "pace": null,
+    });
     let answer = bed.on(Host::Sender, || {
         let mut connection = TcpStream::connect((RECEIVER, 7170)).unwrap();
         writeln!(connection, r#"{{"Start":[{{"Bare":{spec}}},1.0]}}"#).unwrap();
