@@ -65,17 +65,10 @@ pub struct Programs {
 impl Programs {
     /// Builds the tools in release mode.
     pub fn build() -> Result<Programs> {
-        Programs::build_with(&[])
-    }
-
-    /// Builds the tools in release mode with these cargo features of `lm-bench` besides its own.
-    pub fn build_with(features: &[String]) -> Result<Programs> {
-        let features = features.iter().map(|name| format!("lm-bench/{name}"));
         eprintln!("building the tools (release)");
         run(cargo()
             .args(["build", "--release", "--quiet", "--package", "lm-bench"])
-            .args(["--package", "lm-admission", "--bins"])
-            .args(["--features", &features.collect::<Vec<_>>().join(",")]))?;
+            .args(["--package", "lm-admission", "--bins"]))?;
         Ok(Programs {
             folder: target_dir()?.join("release"),
         })

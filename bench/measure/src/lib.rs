@@ -1,8 +1,7 @@
-//! What everything that measures here has in common, `lm-bench` and `cargo xtask` alike: how far apart two cores are,
-//! what repeated measurements say, sizes, bit rates, and tables; and what a closed standard output is to both.
+//! What everything that measures here has in common, `lm-bench` and `cargo xtask` alike: what repeated measurements say,
+//! sizes, bit rates, and tables; and what a closed standard output is to both.
 #![deny(unsafe_code)]
 
-pub mod distance;
 pub mod rate;
 pub mod size;
 pub mod statistics;

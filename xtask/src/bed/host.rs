@@ -83,11 +83,7 @@ impl Host {
         })
     }
 
-    /// Receive packet steering of one queue: the CPUs of `mask` take its packets; 0 switches it off.
-    pub fn set_rps(&self, queue: u32, mask: u64) -> Result<()> {
-        self.steer(INTERFACE, queue, mask)
-    }
-
+    /// Receive packet steering of one queue: the CPUs of `mask` take its packets.
     pub(super) fn steer(&self, interface: &str, queue: u32, mask: u64) -> Result<()> {
         let file = format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus");
         self.write_file(&file, &cpu_mask(mask))

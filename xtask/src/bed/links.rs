@@ -19,10 +19,6 @@ pub struct LinkConfig {
     pub queues: u32,
     /// Whether TSO, GSO, GRO and their relatives stay on.
     pub segmentation_offloads: bool,
-    /// Whether GRO is on all the same: with it a veth pair has NAPI instances that sockets can poll.
-    pub gro: bool,
-    /// Receive packet steering of all queues: CPU masks of the left and the right host; 0 is off.
-    pub rps: [u64; 2],
 }
 
 impl Bed {
@@ -47,21 +43,15 @@ impl Bed {
         if let Some(switch) = &self.switch {
             switch::bridge(switch, &format!("bridge{number}"), &ports)?;
         }
-        for (host, end, mask) in [(left, 1, config.rps[0]), (right, 2, config.rps[1])] {
+        for (host, end) in [(left, 1), (right, 2)] {
             if !config.segmentation_offloads {
                 host.switch_offloads_of(&name, false)?;
-            }
-            if config.gro {
-                host.set_features_of(&name, &[("rx-gro", true)])?;
             }
             let commands = [
                 format!("addr add 198.18.{number}.{end}/24 dev {name}"),
                 format!("link set {name} up"),
             ];
             ip::batch(Some(host.name()), &commands)?;
-            for queue in 0..config.queues {
-                host.steer(&name, queue, mask)?;
-            }
         }
         Ok(Ipv4Addr::new(198, 18, number, 2))
     }

@@ -94,8 +94,6 @@ const PLAIN: LinkConfig = LinkConfig {
     mtu: 1500,
     queues: 2,
     segmentation_offloads: false,
-    gro: false,
-    rps: [0, 0],
 };
 
 /// Runs `lm-bench compare` on the left host, with `serve` on the right one; what it printed.

@@ -36,8 +36,6 @@ pub struct Run<'a> {
     pub devices: &'a [Device],
     /// Whether QEMU joins virtio-net cards itself, though there may be taps.
     pub hub: bool,
-    /// Whether virtio-net cards have offloads.
-    pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
     /// What the guest was told to do.
@@ -88,7 +86,6 @@ impl Run<'_> {
             results: &results,
             devices: self.devices,
             taps: network.is_some().then(|| TAPS.map(str::to_owned)),
-            offloads: self.offloads,
             clock: self.clock,
         };
         let launch = self.qemu.launch(&config, limit);

@@ -161,9 +161,6 @@ pub struct Choice {
     /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
     #[arg(skip)]
     pub hub: bool,
-    /// Whether virtio-net cards have the offloads that QEMU can give them, with which there is no XDP.
-    #[arg(skip)]
-    pub offloads: bool,
 }
 
 impl From<Choice> for Arguments {
@@ -342,7 +339,6 @@ fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
         console: choice.console.clone().unwrap_or_else(|| folder.join("console")),
         devices,
         hub: choice.hub,
-        offloads: choice.offloads,
         clock: choice.clock,
         tasks: &plan.tasks,
     }

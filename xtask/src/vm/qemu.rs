@@ -74,8 +74,6 @@ pub struct MachineConfig<'a> {
     pub devices: &'a [Device],
     /// Names of the taps of the two virtio-net devices; `None`: they are joined inside QEMU, with a single queue.
     pub taps: Option<[String; 2]>,
-    /// Whether virtio-net devices have all their offloads.
-    pub offloads: bool,
     /// What its time is.
     pub clock: Clock,
 }
@@ -152,7 +150,6 @@ impl MachineConfig<'_> {
                         );
                     }
                     Device::VirtioNet => {
-                        let features = if self.offloads { "" } else { NO_OFFLOADS };
                         let queues = match &self.taps {
                             Some(taps) => {
                                 let tap = &taps[number];
@@ -178,7 +175,7 @@ impl MachineConfig<'_> {
                         add(
                             "-device",
                             format!(
-                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO}{features}{queues}"
+                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO}{NO_OFFLOADS}{queues}"
                             ),
                         );
                     }
@@ -272,7 +269,6 @@ mod tests {
             console: Path::new("/t/a,b"),
             results: Path::new("/t/results"),
             devices,
-            offloads: false,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
             clock,
         }
