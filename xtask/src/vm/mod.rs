@@ -217,7 +217,7 @@ pub(crate) fn unless_lacking(result: Result<()>, is_ci: bool) -> Result<()> {
     }
 }
 
-/// Runs the machine. An error with an [`Unavailable`] in it says that it cannot be had here.
+/// Runs the machine. An error with an `Unavailable` in it says that it cannot be had here.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let devices = arguments.devices();
     let selected = checks::select(
