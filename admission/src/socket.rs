@@ -307,3 +307,30 @@ impl AsFd for Connection {
         self.fd.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lm_dataplane::ipc::Reply;
+
+    /// A connection whose other end reads nothing, and how many packets wait when it is given up.
+    fn left(beside: bool) -> usize {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (near, far) = pair.expect("two sockets");
+        let mut connection = Connection::new(near);
+        let broken = (0..100_000).find_map(|number| {
+            let descriptors = beside.then(|| far.try_clone().expect("a descriptor"));
+            let said = Said::Reply(number, Reply::Done);
+            connection.say(&said, descriptors.into_iter().collect()).err()
+        });
+        assert_eq!(broken, Some(Broken::Deaf));
+        connection.waiting.len()
+    }
+
+    #[test]
+    fn answers_that_are_not_read_are_bounded() {
+        assert_eq!(left(false), WAITING_MAX + 1);
+        assert_eq!(left(true), WAITING_BESIDE_MAX + 1);
+    }
+}
