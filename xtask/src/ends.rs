@@ -32,8 +32,8 @@ enum Does {
 }
 
 impl Ends {
-    /// So many round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
-    /// than so many seconds.
+    /// `count` round trips of messages of `size` bytes, after a tenth of it as a warm-up; fewer when they take longer
+    /// than `seconds`.
     pub fn round_trips(system: &str, size: u64, count: u32, seconds: f64) -> Ends {
         Ends {
             does: Does::RoundTrips { count },
@@ -86,7 +86,7 @@ impl Ends {
         self
     }
 
-    /// A far end that waits for so many near ones.
+    /// A far end that waits for this number of near ones.
     #[must_use]
     pub fn senders(mut self, count: u32) -> Ends {
         self.senders = count;

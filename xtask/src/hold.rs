@@ -29,7 +29,7 @@ pub struct Arguments {
     /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
     #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Option<u32>,
-    /// Make the switch's port towards the receiver slow, with a buffer of so many frames; what it passes is measured.
+    /// Make the switch's port towards the receiver slow, with a buffer in frames; what it passes is measured.
     /// Three senders, if not said otherwise.
     #[arg(long, value_name = "RATE/FRAMES", conflicts_with = "box")]
     port: Option<Port>,

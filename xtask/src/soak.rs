@@ -135,31 +135,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn engines() -> Command {
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--release",
-        "--quiet",
-        "--package",
-        "lm-dataplane",
-        "--lib",
-        "--",
-    ]);
-    command
+    tests_of("lm-dataplane", &["--lib"])
 }
 
 fn admission() -> Command {
+    tests_of("lm-protocol", &["--test", "admission"])
+}
+
+fn tests_of(package: &str, program: &[&str]) -> Command {
     let mut command = cargo();
-    command.args([
-        "test",
-        "--release",
-        "--quiet",
-        "--package",
-        "lm-protocol",
-        "--test",
-        "admission",
-        "--",
-    ]);
+    command.args(["test", "--release", "--quiet", "--package", package]);
+    command.args(program).arg("--");
     command
 }
 

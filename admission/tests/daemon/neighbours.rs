@@ -191,7 +191,7 @@ fn a_user_leaves_something_to_others() {
     daemon.stop();
 }
 
-/// Whatever lines programs make: strangers that ask or come too often, and those that join, leave, or whose smoother cannot
+/// All lines that programs make: strangers that ask or come too often, and those that join, leave, or whose smoother cannot
 /// hold the kernel's traffic.
 #[test]
 fn programs_that_come_and_go_do_not_fill_the_log() {

@@ -79,7 +79,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Headers of a packet to the other side, with this payload, to the port that is so much above.
+    /// Headers of a packet to the other side, with this payload, to the port this far `above`.
     fn headers(&self, payload: usize, above: u16) -> io::Result<[u8; frame::HEADER_LEN]> {
         let to = self
             .to

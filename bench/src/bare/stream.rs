@@ -141,7 +141,7 @@ impl Sender {
         })
     }
 
-    /// Hands so many packets to the kernel, the first with this number.
+    /// Hands `count` packets to the kernel, the first with this number.
     fn send(&mut self, count: u32, sequence: u64) {
         for n in 0..count {
             let chunk = self.free.take();
@@ -294,7 +294,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Takes what has come, so many descriptors at most; how many those were.
+    /// Takes descriptors that arrived, up to a maximum; returns their number.
     fn receive(&mut self, most: u32, taken: &mut Taken) -> u32 {
         let socket = &mut self.port.socket;
         let count = socket.rx.waiting(most);

@@ -57,7 +57,7 @@ impl Scale {
 }
 
 impl Chart {
-    /// Of medians over the rounds, in units of so much.
+    /// Of medians over the rounds, in multiples of a unit.
     pub(super) fn of(report: &Report, what: What, metric: &str, unit: f64, title: &'static str) -> Chart {
         let line = |id: &String| {
             let rows = report

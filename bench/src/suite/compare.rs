@@ -107,7 +107,7 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What has failed so often will not succeed, and takes longest.
+/// A measurement with this number of failures will not succeed, and takes longest.
 const FAILURES_MOST: usize = 2;
 
 /// What was measured so far.

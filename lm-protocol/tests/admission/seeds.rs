@@ -58,7 +58,7 @@ pub(crate) fn run<R>(
     seeds
 }
 
-/// Runs seeds in so many threads; with none in this one.
+/// Runs seeds in `jobs` threads; with 0 in this one.
 ///
 /// # Errors
 /// The lowest seed of those that failed before all stopped, and why.

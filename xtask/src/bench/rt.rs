@@ -148,7 +148,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 impl Experiment {
-    /// Measures every contender so often, every other round backwards; reports by contender.
+    /// Measures every contender once a round, every other round backwards; reports by contender.
     fn measure(&self, rounds: u32, programs: &Programs) -> Result<Vec<Vec<Value>>> {
         let mut reports = vec![Vec::new(); self.contenders.len()];
         for round in 0..rounds {

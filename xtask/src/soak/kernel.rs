@@ -9,7 +9,7 @@
 //! ```
 //!
 //! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here
-//! only their letters for each message and everybody's counters are compared.
+//! only their letters for each message and the counters of both ends are compared.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -28,8 +28,8 @@ use lm_bench::lm::{EndpointArgs, session_options};
 use lm_bench::signals::Interrupt;
 use lm_bench::size::ByteSize;
 
-/// How long one attempt to open a session takes at most. Nobody takes messages out meanwhile; but who gives up before a
-/// busy peer has answered waits for the lease of a session that nobody uses.
+/// How long one attempt to open a session takes at most. No message is taken out meanwhile; but an attempt that ends before a
+/// busy peer has answered waits for the lease of an unused session.
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// A peer that was asked in vain is asked again after so long.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -247,7 +247,7 @@ fn ensure_no_copies(counts: &Counts, ways: &[Way]) -> Result<()> {
     Ok(())
 }
 
-/// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while
+/// `landed` is what was called while `packets` came in zero-copy mode and nothing else happened, `control` while
 /// a file was transferred in copy mode.
 fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
     // A call that was missed in the other run would have been one more of those that must be there.

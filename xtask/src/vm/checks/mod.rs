@@ -1,5 +1,5 @@
 //! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a
-//! process of its own, on devices that nobody else uses meanwhile.
+//! process of its own, on devices that are its own meanwhile.
 
 mod bare;
 pub mod card;
