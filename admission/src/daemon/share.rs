@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lm_dataplane::memory::Mapping;
-use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskOptions};
+use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskError, XskOptions};
 
 use super::Daemon;
 use super::ground::{Holder, Socket};
@@ -153,6 +153,8 @@ fn is_queue_busy(interface_index: u32, queue: u16) -> impl FnOnce() -> bool + Se
             bind: BindMode::Copy,
             need_wakeup: true,
         };
-        (0..TRIES).all(|_| Xsk::bind_for(&config, &XskOptions::default()).is_err())
+        let mut tries = (0..TRIES).map(|_| Xsk::bind_for(&config, &XskOptions::default()));
+        let bound = tries.find(|bound| !matches!(bound, Err(XskError::Busy { .. })));
+        bound.is_none_or(|bound| bound.is_err())
     }
 }
