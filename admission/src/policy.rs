@@ -58,10 +58,9 @@ mod tests {
     use super::*;
     use core::net::SocketAddrV4;
     use lm_protocol::control::{ControlMessage, Request};
-    use lm_protocol::geometry::{LinkShape, Wire};
+    use lm_protocol::geometry::LinkShape;
     use lm_protocol::session::{CloseReason, Grantor, Landing, Session, Terms};
     use lm_protocol::time::Time;
-    use lm_protocol::window::WindowShape;
 
     const SENDER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 
@@ -115,19 +114,9 @@ mod tests {
 
     fn ask(policy: &mut Policy, max_message_len: u64) -> Option<ControlMessage> {
         let request = ControlMessage::Request(Request {
-            sender_id: 1,
             data_port: 40_000,
-            mtu: 1500,
-            wire: Wire::Lm,
-            link: LinkShape::IPV4,
             max_message_len,
-            window: WindowShape::DEFAULT,
-            messages_in_flight: 1,
-            uncompleted_max: 0,
-            capabilities: 0,
-            delivery: Default::default(),
-            integrity: lm_protocol::integrity::Integrity::Manifest,
-            lands: true,
+            ..Request::default()
         });
         let from = SocketAddrV4::new(SENDER, 40_001);
         Grantor::new(&[1]).handle(from, 7, &request, Time::ZERO, policy, &mut Willing)

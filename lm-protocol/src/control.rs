@@ -112,6 +112,27 @@ pub struct Request {
     pub lands: bool,
 }
 
+impl Default for Request {
+    /// Of an endpoint without a name on Ethernet, for messages of up to 1 MiB.
+    fn default() -> Request {
+        Request {
+            sender_id: 0,
+            data_port: 0,
+            mtu: 1500,
+            wire: Wire::Lm,
+            link: LinkShape::IPV4,
+            max_message_len: 1 << 20,
+            window: WindowShape::DEFAULT,
+            messages_in_flight: 4,
+            uncompleted_max: 0,
+            capabilities: 0,
+            delivery: Delivery::default(),
+            integrity: Integrity::default(),
+            lands: true,
+        }
+    }
+}
+
 /// LM_ACQ_OK: "the LM_REQ request is accepted".
 ///
 /// Everything that the sender must know about the receiver's side; none of it is a constant of the protocol.

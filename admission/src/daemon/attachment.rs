@@ -43,7 +43,7 @@ pub(crate) struct Attachment {
     pub(crate) reopened: bool,
     /// No other daemon takes the pins over while this is held.
     _lock: Lock,
-    actions: Vec<Action>,
+    pub(super) actions: Vec<Action>,
     /// Hosts that speak another version of LM, as far as they were named.
     other_versions: Vec<Ipv4Addr>,
 }

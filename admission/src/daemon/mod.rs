@@ -487,3 +487,6 @@ fn notify(states: &[sd_notify::NotifyState<'_>]) {
         tracing::debug!("cannot tell systemd: {error}");
     }
 }
+
+#[cfg(test)]
+mod bounds_tests;

@@ -22,12 +22,12 @@ use crate::daemon::Daemon;
 use crate::daemon::status::Status;
 
 /// The interface, its address, and its queues.
-pub(super) const INTERFACE: &str = "lm0";
-pub(super) const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+pub(crate) const INTERFACE: &str = "lm0";
+pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const QUEUES: u32 = 4;
 
 /// How long anything may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A daemon ends by a signal, which all of this process hear.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -49,7 +49,7 @@ pub(super) fn check_queues(status: &Status) {
     }
 }
 
-pub(super) struct Host {
+pub(crate) struct Host {
     folder: PathBuf,
     daemon: RefCell<Option<JoinHandle<Result<(), String>>>>,
     _turn: MutexGuard<'static, ()>,
@@ -60,9 +60,15 @@ fn ip(words: &str) {
     assert!(done.expect("iproute2").success(), "ip {words}");
 }
 
+fn daemon(config: Config) -> Result<Daemon, String> {
+    let key = ClusterKey::new(&[7; 32]).expect("long enough");
+    let reload = Box::new(|| Err("nothing is read again".to_owned()));
+    Daemon::start(config, key, reload, Box::new(|_| {}))
+}
+
 impl Host {
     /// Moves the calling thread to a namespace of its own, which goes with it.
-    pub(super) fn new(name: &str) -> Host {
+    pub(crate) fn new(name: &str) -> Host {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("lm-fuzz-{name}-{}", std::process::id());
         ip(&format!("netns add {name}"));
@@ -105,14 +111,18 @@ impl Host {
         let (tell, started) = channel();
         let thread = std::thread::Builder::new().name("daemon".to_owned());
         let daemon = thread.spawn(move || {
-            let key = ClusterKey::new(&[7; 32]).expect("long enough");
-            let reload = Box::new(|| Err("nothing is read again".to_owned()));
-            let daemon = Daemon::start(config, key, reload, Box::new(|_| {}));
+            let daemon = daemon(config);
             let _ = tell.send(daemon.as_ref().map(|_| ()).map_err(Clone::clone));
             daemon?.run()
         });
         self.daemon.replace(Some(daemon.expect("a thread")));
         started.recv().expect("it does not panic")
+    }
+
+    /// A daemon that works when it is told to.
+    #[cfg(test)]
+    pub(crate) fn daemon(&self) -> Result<Daemon, String> {
+        daemon(self.config())
     }
 
     fn end(&self, signal: Signal) {

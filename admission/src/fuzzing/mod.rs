@@ -1,7 +1,7 @@
 //! What the fuzz targets in `fuzz/` do with a fuzzer's bytes, and the tests with every input that is committed there. Each panics where
 //! something is wrong. The daemon is the real one, with a gate of its own: both need root.
 
-mod host;
+pub(crate) mod host;
 mod program;
 
 use std::cell::RefCell;
@@ -205,24 +205,26 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
+/// Works on a thread of its own, which moves to another namespace.
+#[cfg(test)]
+pub(crate) fn as_root(work: impl FnOnce() + Send + 'static) {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "a gate needs root");
+        println!("SKIPPED: a gate needs root");
+        return;
+    }
+    let worked = std::thread::spawn(work).join();
+    worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
 
 #[cfg(test)]
 mod tests {
+    use super::as_root;
     use super::replay::replay;
-
-    /// On a thread of its own, which moves to another namespace.
-    fn replay_as_root(target: &'static str, work: fn(&[u8])) {
-        if !rustix::process::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "a gate needs root");
-            println!("SKIPPED: a gate needs root");
-            return;
-        }
-        let replayed = std::thread::spawn(move || replay(target, work)).join();
-        replayed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    }
 
     #[test]
     fn the_corpus_of_configuration_is_survived() {
@@ -231,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_corpus_of_daemon_is_survived() {
-        replay_as_root("daemon", super::daemon);
+        as_root(|| replay("daemon", super::daemon));
     }
 
     /// A conversation with one byte in twenty altered, by some seeds that are always tried and one that never was; or by
@@ -260,11 +262,11 @@ mod tests {
 
     #[test]
     fn altered_conversations_are_survived() {
-        replay_as_root("daemon", altered);
+        as_root(|| replay("daemon", altered));
     }
 
     #[test]
     fn the_corpus_of_state_is_survived() {
-        replay_as_root("state", super::state);
+        as_root(|| replay("state", super::state));
     }
 }

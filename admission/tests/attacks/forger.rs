@@ -6,8 +6,6 @@ use std::os::fd::OwnedFd;
 
 use lm_cards::Interface;
 use lm_protocol::control::{ControlMessage, MAX_CONTROL_LEN, Proof, Request};
-use lm_protocol::geometry::{LinkShape, Wire};
-use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, ipproto};
@@ -137,17 +135,8 @@ pub(crate) fn request(data_port: u16, sender_id: u64) -> Request {
     Request {
         sender_id,
         data_port,
-        mtu: 1500,
-        wire: Wire::Lm,
-        link: LinkShape::IPV4,
-        max_message_len: 1 << 20,
-        window: WindowShape::DEFAULT,
-        messages_in_flight: 4,
         uncompleted_max: 192,
-        capabilities: 0,
-        delivery: Default::default(),
-        integrity: Default::default(),
-        lands: true,
+        ..Request::default()
     }
 }
 

@@ -11,8 +11,6 @@ use std::time::Duration;
 use lm_dataplane::ipc::*;
 use lm_dataplane::memory::Mapping;
 use lm_protocol::control::{ControlMessage, Grant, Request};
-use lm_protocol::geometry::{LinkShape, Wire};
-use lm_protocol::window::WindowShape;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -319,17 +317,8 @@ impl Client {
         let request = Request {
             sender_id: 7,
             data_port: self.udp.as_ref().unwrap().local_addr().unwrap().port(),
-            mtu: 1500,
-            wire: Wire::Lm,
-            link: LinkShape::IPV4,
             max_message_len,
-            window: WindowShape::DEFAULT,
-            messages_in_flight: 2,
-            uncompleted_max: 0,
-            capabilities: 0,
-            delivery: Default::default(),
-            integrity: Default::default(),
-            lands: true,
+            ..Request::default()
         };
         Control::new(1, &ControlMessage::Request(request))
     }

@@ -47,6 +47,12 @@ impl Outbound {
         !self.digests.windows.is_empty()
     }
 
+    /// Messages of whose windows digests are to be told.
+    #[cfg(test)]
+    pub(crate) fn messages_to_tell_of(&self) -> usize {
+        self.digests.windows.len()
+    }
+
     /// Writes the payload of the next WINDOWS packet to the start of `payload`: the header's words, and the payload's length. `None`: no window
     /// that is asked for has left.
     pub(crate) fn next_windows(

@@ -98,14 +98,38 @@ fn a_message_is_given_up_at_any_window() {
 #[test]
 fn many_messages_are_given_up_at_once() {
     let options = ConnectOptions {
-        messages_in_flight: 40,
+        messages_in_flight: 100,
         ..options(Delivery::Reliable)
     };
-    let mut audience = Audience::new(Bed::new(&config(Way::Digests)), [0, 1], &options);
-    let writings: Vec<Writing> = (0..30)
+    let bed = Bed::new(&BedConfig {
+        send_len: 4 << 20,
+        ..config(Way::Digests)
+    });
+    let mut audience = Audience::new(bed, [0, 1], &options);
+    let writings: Vec<Writing> = (0..80)
         .map(|seed| begin(&mut audience, noise(seed, 30_000)))
         .collect();
     audience.bed.pass(Duration::from_millis(5));
+    // Digests that cannot be told yet are asked for of all of them.
+    let peers = &mut audience.bed.hosts[1].peers;
+    let from = peers.find(data_address(0)).expect("its sender");
+    let addressing = peers.at(from).addressing;
+    for number in 0..80 {
+        let words = [number, 0, 1];
+        let asks = LmHeader::Extension {
+            packet_type: TYPE_WINDOWS,
+            key: audience.key(),
+            words,
+        };
+        audience
+            .bed
+            .wire
+            .inject(0, 0, &lm_packet(&addressing, &asks, &[]));
+        audience.bed.alone(0, 1);
+        let peer = audience.bed.hosts[0].peers.at(audience.to.index);
+        let asked = peer.outbound.as_ref().expect("a session").messages_to_tell_of();
+        assert_eq!(asked, 64.min(number as usize + 1));
+    }
     drop(writings);
     let mut aborted = 0;
     for _ in 0..2_000 {
@@ -115,12 +139,35 @@ fn many_messages_are_given_up_at_once() {
             Err(RecvError::Aborted { .. })
         ));
     }
-    assert_eq!(aborted, 30);
+    assert_eq!(aborted, 80);
     let told = outcomes(&mut audience);
-    assert_eq!(told.len(), 30);
+    assert_eq!(told.len(), 80);
     assert!(told.iter().all(|(_, outcome)| *outcome == Outcome::Aborted));
     audience.payloads.push(noise(7, 50_000));
     audience.until("whole", |audience| audience.messages.len() == 1);
+    audience.end();
+}
+
+/// A sender that announces more messages than it was granted, and sends nothing of them: no more than those arrive.
+#[test]
+fn messages_that_arrive_at_once_are_as_many_as_were_granted() {
+    let options = ConnectOptions {
+        messages_in_flight: 8,
+        ..options(Delivery::Reliable)
+    };
+    let mut audience = Audience::new(Bed::new(&config(Way::Digests)), [0, 1], &options);
+    audience.payloads.push(noise(1, 2 * W as usize));
+    audience.sent = 1;
+    for first in 0..100 {
+        forge_entry(&mut audience, first, 2 * W, AnnounceEntry::ALL_WINDOWS);
+        (0..4).for_each(|_| audience.watch());
+        let reads = audience.reads.iter();
+        assert!((1..=8).contains(&reads.filter(|read| read.incoming.settled().is_none()).count()));
+        assert_eq!(
+            audience.drops("announcement_refused"),
+            u64::from(first + 1).saturating_sub(8)
+        );
+    }
     audience.end();
 }
 
@@ -283,25 +330,12 @@ fn what_no_writer_may_do_is_refused() {
 fn releases_that_no_sender_announces_are_dropped() {
     for way in [Way::Paired, Way::Digests] {
         let mut audience = Audience::of(way, Delivery::Reliable);
-        let key = audience.key();
         let mut writing = begin(&mut audience, noise(5, 6 * W as usize));
         writing.write_to(3 * W, 1);
         audience.bed.pass(Duration::from_millis(5));
         let announce = |audience: &mut Audience, first: u32, len: u64, windows_released: u32| {
             let before = audience.drops("announcement_refused");
-            let entry = AnnounceEntry {
-                len,
-                tag: 0,
-                delivery: None,
-                windows_released,
-            };
-            let header = LmHeader::Announce {
-                session_key: key,
-                first,
-                entries: 1,
-                sent: 0,
-            };
-            audience.forge(&header, &entry.encode());
+            forge_entry(audience, first, len, windows_released);
             audience.bed.pass(Duration::from_millis(5));
             audience.drops("announcement_refused") - before
         };
@@ -330,21 +364,26 @@ fn releases_that_no_sender_announces_are_dropped() {
     }
 }
 
-/// Somebody says in a sender's name that its first message, of `len` bytes, is given up.
-fn forge_abort(audience: &mut Audience, len: u64) {
+/// Somebody announces a message in a sender's name.
+fn forge_entry(audience: &mut Audience, first: u32, len: u64, windows_released: u32) {
     let entry = AnnounceEntry {
         len,
         tag: 0,
         delivery: None,
-        windows_released: AnnounceEntry::ABORTED,
+        windows_released,
     };
     let header = LmHeader::Announce {
         session_key: audience.key(),
-        first: 0,
+        first,
         entries: 1,
         sent: 0,
     };
     audience.forge(&header, &entry.encode());
+}
+
+/// Somebody says in a sender's name that its first message, of `len` bytes, is given up.
+fn forge_abort(audience: &mut Audience, len: u64) {
+    forge_entry(audience, 0, len, AnnounceEntry::ABORTED);
 }
 
 /// A message of which all is released is not given up any more, whether it was written meanwhile or not.

@@ -53,9 +53,7 @@
 //! let mut actions = Vec::new();
 //!
 //! let request = Request {
-//!     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
-//!     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0,
-//!     delivery: Default::default(), integrity: Default::default(), lands: true,
+//!     sender_id: 1, data_port: 40_000, ..Request::default()
 //! };
 //! let patience = Duration::from_secs(3);
 //! let decision = node.request(Time::ZERO, there, 7168, request, patience, &mut local, &mut actions)?;

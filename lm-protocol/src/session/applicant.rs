@@ -41,9 +41,7 @@ pub enum ApplicantState {
 /// use lm_protocol::window::WindowShape;
 ///
 /// let request = Request {
-///     sender_id: 0x1234, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
-///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
-///     integrity: Default::default(), lands: true,
+///     sender_id: 0x1234, data_port: 40_000, ..Request::default()
 /// };
 /// let start = Time::ZERO;
 /// let mut applicant = Applicant::new(request, 77, start, Duration::from_secs(3));

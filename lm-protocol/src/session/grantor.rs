@@ -62,9 +62,7 @@ struct Past {
 /// let mut grantor = Grantor::new(&[1]);
 /// let from = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7169);
 /// let request = ControlMessage::Request(Request {
-///     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
-///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
-///     integrity: Default::default(), lands: true,
+///     sender_id: 1, data_port: 40_000, ..Request::default()
 /// });
 /// let reply = grantor.handle(from, 77, &request, Time::ZERO, &mut policy, &mut Zone);
 /// assert!(matches!(reply, Some(ControlMessage::Grant(grant)) if grant.landing_queue == 1));

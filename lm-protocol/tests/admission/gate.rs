@@ -1,11 +1,9 @@
 //! A host's gate, as far as admission sees it: which landing queues are open to whom, and since when.
 
 use lm_protocol::control::{RejectReason, Request};
-use lm_protocol::geometry::{LinkShape, Wire};
-use lm_protocol::integrity::Integrity;
+use lm_protocol::geometry::LinkShape;
 use lm_protocol::session::*;
 use lm_protocol::time::Time;
-use lm_protocol::window::WindowShape;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -28,17 +26,8 @@ pub(crate) fn request(job: u64, len: u64) -> Request {
     Request {
         sender_id: job,
         data_port: 40_000 + (job % 20_000) as u16,
-        mtu: 1500,
-        wire: Wire::Lm,
-        link: LinkShape::IPV4,
         max_message_len: len,
-        window: WindowShape::DEFAULT,
-        messages_in_flight: 4,
-        uncompleted_max: 0,
-        capabilities: 0,
-        delivery: Default::default(),
-        integrity: Integrity::Manifest,
-        lands: true,
+        ..Request::default()
     }
 }
 

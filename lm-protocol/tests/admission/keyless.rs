@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use lm_protocol::admission::{Action, Config, Limits, Local, Node, Policy, Taken};
 use lm_protocol::control::{ControlMessage, Request};
-use lm_protocol::geometry::{LinkShape, Wire};
+use lm_protocol::geometry::LinkShape;
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
 use lm_protocol::time::Time;
-use lm_protocol::window::WindowShape;
 
 /// One queue, which anybody may have.
 struct Queue {
@@ -47,17 +46,8 @@ fn request(sender_id: u64, max_message_len: u64) -> ControlMessage {
     ControlMessage::Request(Request {
         sender_id,
         data_port: 7168,
-        mtu: 1500,
-        wire: Wire::Lm,
-        link: LinkShape::IPV4,
         max_message_len,
-        window: WindowShape::DEFAULT,
-        messages_in_flight: 4,
-        uncompleted_max: 0,
-        capabilities: 0,
-        delivery: Default::default(),
-        integrity: Default::default(),
-        lands: true,
+        ..Request::default()
     })
 }
 

@@ -2,10 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use lm_protocol::control::*;
-use lm_protocol::geometry::{LinkShape, Wire};
+use lm_protocol::geometry::LinkShape;
 use lm_protocol::session::*;
 use lm_protocol::time::Time;
-use lm_protocol::window::WindowShape;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
@@ -21,17 +20,7 @@ pub(crate) fn request(sender_id: u64) -> Request {
     Request {
         sender_id,
         data_port: 40_000,
-        mtu: 1500,
-        wire: Wire::Lm,
-        link: LinkShape::IPV4,
-        max_message_len: 1 << 20,
-        window: WindowShape::DEFAULT,
-        messages_in_flight: 4,
-        uncompleted_max: 0,
-        capabilities: 0,
-        delivery: Default::default(),
-        integrity: lm_protocol::integrity::Integrity::Manifest,
-        lands: true,
+        ..Request::default()
     }
 }
 

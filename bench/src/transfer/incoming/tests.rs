@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::scratch::Scratch;
+use crate::transfer::wire::DIGESTS_MAX;
 use proptest::prelude::*;
 use std::fs;
 use std::ops::Range;
@@ -382,6 +383,66 @@ fn what_is_over_is_remembered_within_bounds() {
     };
     assert_eq!(len(0..300, |_| 1), [128, 256, 256, 256]);
     assert_eq!(len(300..5000, |number| number / 20), [256, 4096, 256, 256]);
+}
+
+/// Four addresses begin more transfers than there are places and ask for all that is there, again and again, and for more blocks than an
+/// answer has: one question for each place is worked at, and each answer has what one may have.
+#[test]
+fn questions_are_one_a_transfer_and_answers_have_their_length() {
+    let scratch = Scratch::new("incoming-questions");
+    let sources = (0..16).map(|key| Source {
+        from: Ipv4Addr::from_bits(FROM.to_bits() + key % 4),
+        key: key.into(),
+    });
+    let sources: Vec<Source> = sources.collect();
+    for source in &sources {
+        fs::write(scratch.path().join(format!(".{source}")), [0; 100]).unwrap();
+    }
+    let output = Output::new(scratch.path(), false).unwrap();
+    let mut bed = Bed::with(scratch, output, &[]);
+    let plan = Plan {
+        total_len: Some(1000),
+        message_len: 10,
+    };
+    let mut answers = Vec::new();
+    for (peer, source) in (0..).zip(sources.iter().cycle().take(64)) {
+        let transfer = TransferId::new(peer + 1).unwrap();
+        let begin = Control::Start {
+            transfer,
+            ipfrag: false,
+            plan,
+            key: Some(source.key),
+            resume: true,
+        };
+        let check = |blocks| Control::Check {
+            transfer,
+            offset: 0,
+            block_len: 1,
+            end: blocks,
+        };
+        for control in [begin, check(12), check(13), check(12)] {
+            (bed.receiver).on_message(
+                peer,
+                source.from,
+                CONTROL_TAG,
+                control.encode(),
+                bed.now,
+                &mut || true,
+            );
+        }
+        let asked = bed.receiver.active.iter().filter(|one| one.question.is_some());
+        assert_eq!(asked.count(), 16.min(peer as usize + 1));
+        answers.extend(bed.answers());
+    }
+    while bed.receiver.is_waiting() {
+        bed.receiver.poll_timeout(bed.now, PATIENCE);
+        answers.extend(bed.answers());
+    }
+    let digests = answers.iter().filter_map(|it| match it {
+        Control::Digests { digests, .. } => Some(digests.len()),
+        _ => None,
+    });
+    assert_eq!(digests.collect::<Vec<_>>(), [DIGESTS_MAX; 16]);
 }
 
 proptest! {

@@ -5,7 +5,6 @@ use std::net::SocketAddrV4;
 use lm_protocol::control::{
     Ask, Challenge, ControlMessage, End, Ended, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
 };
-use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
@@ -107,17 +106,8 @@ pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessag
     ControlMessage::Request(Request {
         sender_id: n,
         data_port: from.port(),
-        mtu: 1500,
-        wire: WireMode::Lm,
-        link: LinkShape::IPV4,
         max_message_len: LEN as u64,
-        window: WindowShape::DEFAULT,
-        messages_in_flight: 4,
-        uncompleted_max: 0,
-        capabilities: 0,
-        delivery: Delivery::Reliable,
-        integrity: Integrity::Manifest,
-        lands: true,
+        ..Request::default()
     })
 }
 
