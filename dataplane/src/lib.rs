@@ -101,6 +101,7 @@ mod looks;
 mod losses;
 pub mod memory;
 mod message;
+mod mutants;
 mod napi;
 mod notices;
 mod open;

@@ -13,6 +13,7 @@ use super::showing::Reader;
 use super::terms::InboundTerms;
 use crate::fragment_digests::PAYLOAD_LEN_MIN;
 use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM, Umem};
+use crate::mutants::mutant;
 use crate::words::Words;
 
 /// [`InboundTerms::reach`] at most: fragments in the longest chunk, where the first has eight bytes less than others.
@@ -373,7 +374,7 @@ impl Arriving {
         let range = self.tail_range(tail, prefix_len);
         let tail_len = (range.end - range.start) as usize;
         let slot = &self.slots.tails[TailRule::slot(tail)];
-        if !slot.valid {
+        if !slot.valid || mutant!(TailLost) {
             return 0;
         }
         umem.copy_to(range.start, &slot.bytes[..tail_len]);

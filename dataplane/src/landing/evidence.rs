@@ -22,6 +22,7 @@ use crate::arena::Arena;
 use crate::bounds::RANGES_MAX;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{CHUNK_LEN_RANGE, Umem};
+use crate::mutants::mutant;
 
 /// Digests of all that came, and the manifest of the front message where that is needed.
 #[derive(Debug)]
@@ -193,7 +194,7 @@ impl Evidence {
         };
         let digests = self.digests_of(zone, message.fragment_count());
         let digest = message_digest(self.key, message.number, digests, message.len, message.tag);
-        message.proof.verdict = match digest == announced {
+        message.proof.verdict = match digest == announced || mutant!(Unproved) {
             true => Verdict::Proved,
             false => Verdict::Disproved,
         };

@@ -12,6 +12,7 @@ use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
+use crate::mutants::mutant;
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::Transmit;
@@ -329,7 +330,7 @@ impl OutgoingTable {
     fn free_if_done(&mut self, slot: u16) -> Option<Released> {
         let outgoing = self.at(slot);
         let is_held = outgoing.stream.as_ref().is_some_and(|stream| stream.is_held);
-        if outgoing.in_flight > 0 || !outgoing.settled || is_held {
+        if outgoing.in_flight > 0 && !mutant!(SentMemoryFreed) || !outgoing.settled || is_held {
             return None;
         }
         let released = outgoing.released;

@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::hearing::Back;
 use crate::message::Message;
+use crate::mutants::mutant;
 use crate::notices::Fault;
 use crate::port::Port;
 use crate::release::Released;
@@ -62,7 +63,7 @@ impl<P: Port> Engine<P> {
             peer.acknowledgement_due = true;
             self.small.owe(index);
         }
-        if number != eager.next {
+        if number != eager.next && !mutant!(TakenTwice) {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
             let asks = len == 0 && serial::distance(eager.next, number) < -(EAGER_NEVER_NEXT as i32 / 2);
             match serial::precedes(number, eager.next) {

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::trace::{Hashes, recorded_seeds};
+use crate::mutants::{Mutant, PUT_IN};
 use crate::release::Released;
 use crate::simnic::ImpairmentCounters;
 pub(super) use books::check_packets;
@@ -205,6 +206,18 @@ fn a_seed_repeats_itself() {
     for seed in [1, 2, 3, 17] {
         let first = soak(seed, &Soak::USUAL).expect("settled");
         assert_eq!(first, soak(seed, &Soak::USUAL).expect("settled"), "seed {seed}");
+    }
+}
+
+/// Each mistake in a rule of the engine's is found by some seed.
+#[test]
+fn every_mistake_is_found() {
+    let finds = |kinds: &Soak, seed: &u64| caught(*seed, kinds).is_err();
+    for mutant in Mutant::ALL {
+        PUT_IN.set(Some(mutant));
+        let found = (0..SEEDS.end).find(|seed| finds(&Soak::USUAL, seed));
+        println!("{mutant:?}: seed {found:?}");
+        assert!(found.is_some(), "{mutant:?} is found by no seed");
     }
 }
 
