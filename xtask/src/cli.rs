@@ -41,9 +41,7 @@ enum Command {
     Ci,
     Dist(dist::Arguments),
     #[command(hide = true)]
-    VmCheck(vm::checks::CheckArguments),
-    #[command(hide = true)]
-    VmCard(vm::checks::card::Arguments),
+    VmTask(vm::checks::TaskArguments),
 }
 
 /// The command line as it is declared.
@@ -76,11 +74,10 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
-        Command::Vm(arguments) => vm::command(arguments),
+        Command::Vm(arguments) => vm::command(&arguments),
         Command::Gate(arguments) => gate::gate(&arguments),
         Command::Ci => verify::ci(),
         Command::Dist(arguments) => dist::dist(&arguments),
-        Command::VmCheck(arguments) => vm::checks::run(&arguments),
-        Command::VmCard(arguments) => vm::checks::card::run(&arguments),
+        Command::VmTask(arguments) => vm::checks::run(&arguments),
     }
 }

@@ -11,7 +11,7 @@ use crate::models;
 use crate::size;
 use crate::test_programs;
 use crate::vm::devices::Device;
-use crate::vm::{self, Purpose, unless_lacking};
+use crate::vm::{self, unless_lacking};
 use crate::workspace::{cargo, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
@@ -144,19 +144,12 @@ pub fn ci() -> Result<()> {
         ),
         ("vm", "correct what failed: `cargo xtask vm CHECK`", || {
             // One waits for links and leases most of the time, and so does the other.
-            let machine = |devices: &[Device], purpose| {
-                let choice = vm::Choice {
-                    purpose,
-                    ..vm::Choice::default()
-                };
-                unless_lacking(
-                    vm::run(&vm::Arguments::from(choice).with_devices(devices)),
-                    is_ci(),
-                )
+            let machine = |devices: &[Device], spoiled| {
+                unless_lacking(vm::run(&vm::Arguments::short(spoiled), devices), is_ci())
             };
             std::thread::scope(|scope| {
-                let one = scope.spawn(|| machine(&[Device::Igb, Device::Veth], Purpose::ShortTest));
-                let other = machine(&[Device::VirtioNet], Purpose::ShortAndSpoiled);
+                let one = scope.spawn(|| machine(&[Device::Igb, Device::Veth], false));
+                let other = machine(&[Device::VirtioNet], true);
                 one.join().expect("it gives errors back").and(other)
             })
         }),

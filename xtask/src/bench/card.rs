@@ -360,7 +360,7 @@ fn measure(mut rows: Vec<Row>, choice: &Choice) -> Result<(Vec<Measured>, Vec<Ma
                 hub: counts && !rows[0].taps,
                 ..choice.clone()
             };
-            let (report, machine) = vm::measure(choice, rows, Vec::new())?;
+            let (report, machine) = vm::measure(choice, rows)?;
             machines.push(Machine::of(&rows[0], &machine));
             // A guest that dies in a row takes no others along: those have not begun.
             let (ran, rest) = rows.split_at(report.ended.len());

@@ -45,15 +45,6 @@ impl Device {
         }
     }
 
-    /// The kernel since which the driver has AF_XDP zero-copy; `None` where there is none.
-    pub const fn zerocopy_since(self) -> Option<[u64; 2]> {
-        match self {
-            Device::Igb => Some([6, 14]),
-            Device::VirtioNet => Some([6, 13]),
-            Device::Veth => None,
-        }
-    }
-
     /// The Ethernet address of the first or the second device, from the range for local use.
     pub fn mac(self, number: usize) -> String {
         format!("52:54:00:4c:{:02x}:{number:02x}", 0x10 + self as usize)

@@ -1,7 +1,7 @@
 //! One run of the virtual machine: started, listened to, ended in any case.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::devices::Device;
-use super::protocol::{Ended, Event, Lines, Outcome, Task, tail};
-use super::qemu::{Clock, MachineConfig, Qemu};
+use super::protocol::{Ended, Event, Outcome, Task, tail};
+use super::qemu::{self, Clock, Qemu, TAPS};
 use crate::bed::{Lone, Program};
 
 /// From QEMU's start until the guest's first line. Six seconds on an idle machine, several times as long where
@@ -28,8 +28,8 @@ pub struct Run<'a> {
     pub kernel: &'a Path,
     /// The guest's files.
     pub initramfs: &'a Path,
-    /// A folder for the ports' files.
-    pub folder: &'a Path,
+    /// Where the guest's results go.
+    pub results: PathBuf,
     /// Where the guest's console is kept.
     pub console: PathBuf,
     /// Kinds of devices.
@@ -45,64 +45,37 @@ pub struct Run<'a> {
 /// What came of it.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What the guest said of itself when it was up; null if it never was.
-    pub facts: Value,
-    /// From QEMU's start until then.
-    pub boot_seconds: f64,
-    /// From QEMU's start to its end.
-    pub seconds: f64,
+    /// The release of the guest's kernel; `None` if it never was up.
+    pub kernel: Option<String>,
     /// The tasks that have ended, and the one that the guest died in.
     pub ended: Vec<Ended>,
     /// Why the guest did not get to its end.
     pub died: Option<String>,
-    /// What the network is made of: `taps` or `hub`.
-    pub virtio_backend: Option<&'static str>,
 }
 
 impl Run<'_> {
     /// Starts the machine and waits for its end, telling what happens on standard error.
     pub fn run(&self) -> Result<Report> {
-        let results = self.folder.join("results");
         // QEMU makes both files anew; they exist before, so that reading them needs no waiting.
         File::create(&self.console).with_context(|| {
-            format!(
-                "cannot write {}; name another file: --console FILE",
-                self.console.display()
-            )
+            let console = self.console.display();
+            format!("cannot write {console}; name another file: --console FILE")
         })?;
-        File::create(&results).with_context(|| format!("cannot write {}", results.display()))?;
+        let results =
+            || File::create(&self.results).and_then(|_| Ok(BufReader::new(File::open(&self.results)?)));
+        let results = results().with_context(|| format!("cannot write {}", self.results.display()))?;
         let network = self.network()?;
-        let limit = BOOT_LIMIT
-            + GRACE
-            + self
-                .tasks
-                .iter()
-                .map(|task| Duration::from_secs(u64::from(task.limit_s)) + GRACE)
-                .sum::<Duration>();
-        let config = MachineConfig {
-            kernel: self.kernel,
-            initramfs: self.initramfs,
-            console: &self.console,
-            results: &results,
-            devices: self.devices,
-            taps: network.is_some().then(|| TAPS.map(str::to_owned)),
-            clock: self.clock,
-        };
-        let launch = self.qemu.launch(&config, limit);
-        let started = Instant::now();
+        let files = [self.kernel, self.initramfs, &self.console, &self.results];
+        let options = qemu::options(self.devices, network.is_some(), self.clock, files);
+        let tasks: Duration = self.tasks.iter().map(limit).sum();
+        let launch = self.qemu.launch(options).time_limit(BOOT_LIMIT + GRACE + tasks);
         let program = match &network {
             Some(lone) => lone.host().spawn(launch)?,
             None => launch.spawn()?,
         };
-        let port = File::open(&results).with_context(|| format!("cannot read {}", results.display()))?;
-        let mut conversation = Conversation::new(started, self.tasks);
-        self.listen(program, port, &mut conversation)?;
-        let mut report = conversation.report;
-        report.seconds = started.elapsed().as_secs_f64();
-        if self.devices.contains(&Device::VirtioNet) {
-            report.virtio_backend = Some(if network.is_some() { "taps" } else { "hub" });
-        }
-        Ok(report)
+        let mut conversation = Conversation::new(self.tasks);
+        self.listen(program, results, &mut conversation)?;
+        Ok(conversation.report)
     }
 
     /// A namespace with two taps on a bridge, which give a virtio-net device several queues. Without root QEMU joins
@@ -118,49 +91,44 @@ impl Run<'_> {
             lone.configure(&tap_commands())?;
             Ok(lone)
         });
-        match made {
-            Ok(lone) => Ok(Some(lone)),
-            Err(error) => {
-                eprintln!("virtio-net has one queue, because there are no taps: {error:#}");
-                Ok(None)
-            }
+        if let Err(error) = &made {
+            eprintln!("virtio-net has one queue, because there are no taps: {error:#}");
         }
+        Ok(made.ok())
     }
 
     fn listen(
         &self,
         mut program: Program,
-        mut port: File,
+        mut results: BufReader<File>,
         conversation: &mut Conversation<'_>,
     ) -> Result<()> {
-        let mut lines = Lines::default();
+        let mut line = Vec::new();
         loop {
             // Asked before the port is read: what was written before the end is then read as well.
             let ended = program.has_ended()?;
-            let mut piece = Vec::new();
-            port.read_to_end(&mut piece)
-                .context("cannot read the guest's results")?;
-            for line in lines.push(&piece) {
-                conversation.take(Event::parse(&line)?)?;
+            while 0 < (results.read_until(b'\n', &mut line)).context("cannot read the guest's results")? {
+                // What is there of a line that has no end yet stays.
+                if line.ends_with(b"\n") {
+                    conversation.take(Event::parse(&line)?)?;
+                    line.clear();
+                }
             }
             if conversation.finished {
                 // Nothing is left to hear. QEMU may trip over its own devices while a guest powers off.
-                program.stop()?;
-                return Ok(());
+                return program.stop().map(drop);
             }
             if ended {
                 let output = program.outcome()?;
                 if let Some(said) = qemu_failure(output.status.success(), &output.stderr) {
                     bail!("QEMU failed: {said}");
                 }
-                let console = self.console_text();
-                conversation.die(|| last_words(&console));
+                conversation.die(last_words(&self.console_text()));
                 return Ok(());
             }
             if let Some(what) = conversation.overdue(Instant::now()) {
                 program.stop()?;
-                let console = self.console_text();
-                conversation.die(|| format!("{what}; console: {}", last_words(&console)));
+                conversation.die(format!("{what}; console: {}", last_words(&self.console_text())));
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -173,7 +141,10 @@ impl Run<'_> {
     }
 }
 
-const TAPS: [&str; 2] = ["tap0", "tap1"];
+/// How long a task may take before the guest hangs.
+fn limit(task: &Task) -> Duration {
+    Duration::from_secs(task.limit_s.into()) + GRACE
+}
 
 fn tap_commands() -> Vec<String> {
     let mut commands = vec!["link add name joint type bridge".to_owned()];
@@ -187,27 +158,26 @@ fn tap_commands() -> Vec<String> {
 
 /// What QEMU itself complains about: it has ended with an error, or never started the machine.
 fn qemu_failure(success: bool, stderr: &str) -> Option<String> {
-    let words = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-    let words: Vec<&str> = words.filter(|line| !line.contains("warning:")).collect();
-    (!success).then(|| words.last().map_or("it says nothing", |line| line).to_owned())
+    let mut words = stderr
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.contains("warning:"));
+    (!success).then(|| words.next_back().unwrap_or("it says nothing").to_owned())
 }
 
 /// The line of the console that says most about a guest's end.
 fn last_words(console: &str) -> String {
-    let line = console
-        .lines()
-        .find(|line| line.contains("Kernel panic"))
-        .or_else(|| console.lines().rfind(|line| !line.trim().is_empty()));
-    let line = line.unwrap_or("(nothing on its console)").trim();
-    tail(line, 200).to_owned()
+    let mut lines = console.lines();
+    let panic = lines.clone().find(|line| line.contains("Kernel panic"));
+    let line = panic.or_else(|| lines.rfind(|line| !line.trim().is_empty()));
+    tail(line.unwrap_or("(nothing on its console)").trim(), 200).to_owned()
 }
 
 /// What the guest has said so far.
 struct Conversation<'a> {
     tasks: &'a [Task],
-    started: Instant,
-    /// The task that runs, since when, and its limit.
-    running: Option<(String, Instant, Duration)>,
+    /// The task that runs.
+    running: Option<&'a Task>,
     finished: bool,
     /// When the guest said something last.
     heard: Instant,
@@ -215,34 +185,27 @@ struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    fn new(started: Instant, tasks: &'a [Task]) -> Conversation<'a> {
+    fn new(tasks: &'a [Task]) -> Conversation<'a> {
         Conversation {
             tasks,
-            started,
             running: None,
             finished: false,
-            heard: started,
+            heard: Instant::now(),
             report: Report::default(),
         }
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
-        self.heard = Instant::now();
         match event {
-            Event::Booted { facts } => {
-                self.report.boot_seconds = self.started.elapsed().as_secs_f64();
-                let kernel = facts["kernel"].as_str().unwrap_or("a kernel of unknown version");
-                eprintln!("  {kernel} is up after {:.1} s", self.report.boot_seconds);
-                for trouble in facts["troubles"].as_array().into_iter().flatten() {
-                    eprintln!("  trouble: {}", trouble.as_str().unwrap_or_default());
+            Event::Booted { kernel, troubles } => {
+                let seconds = self.heard.elapsed().as_secs_f64();
+                eprintln!("  {kernel} is up after {seconds:.1} s");
+                for trouble in troubles {
+                    eprintln!("  trouble: {trouble}");
                 }
-                self.report.facts = facts;
+                self.report.kernel = Some(kernel);
             }
-            Event::Started { name } => {
-                let limit = self.tasks.iter().find(|task| task.name == name);
-                let limit = Duration::from_secs(limit.map_or(0, |task| u64::from(task.limit_s)));
-                self.running = Some((name, Instant::now(), limit + GRACE));
-            }
+            Event::Started(name) => self.running = self.tasks.iter().find(|task| task.name == name),
             Event::Ended(ended) => {
                 eprintln!(
                     "  {} {} ({:.1} s)",
@@ -253,57 +216,46 @@ impl<'a> Conversation<'a> {
                 self.running = None;
                 self.report.ended.push(ended);
             }
-            Event::Broken { reason } => bail!("the guest could not go on: {reason}"),
+            Event::Broken(reason) => bail!("the guest could not go on: {reason}"),
             Event::Finished => self.finished = true,
         }
+        self.heard = Instant::now();
         Ok(())
     }
 
     /// What takes too long, if anything does.
     fn overdue(&self, now: Instant) -> Option<String> {
-        let since = |start: Instant| now.saturating_duration_since(start);
-        if let Some((_, start, limit)) = &self.running {
-            return (since(*start) > *limit).then(|| format!("it hung for more than {} s", limit.as_secs()));
-        }
-        let (limit, what) = if self.report.facts.is_null() {
-            (BOOT_LIMIT, "the guest did not come up")
-        } else {
-            (GRACE, "the guest fell silent")
+        let (limit, what) = match self.running {
+            Some(task) => (limit(task), "it hung for more than"),
+            None if self.report.kernel.is_none() => (BOOT_LIMIT, "the guest did not come up within"),
+            None => (GRACE, "the guest fell silent within"),
         };
-        (since(self.heard) > limit).then(|| format!("{what} within {} s", limit.as_secs()))
+        (now.saturating_duration_since(self.heard) > limit).then(|| format!("{what} {} s", limit.as_secs()))
     }
 
-    /// The guest is gone. If that was before its time, the task that ran has failed.
-    fn die(&mut self, why: impl FnOnce() -> String) {
-        if self.finished {
-            return;
+    /// The guest is gone before its time. The task that ran has failed.
+    fn die(&mut self, why: String) {
+        let text = match self.running {
+            Some(task) => format!("the guest died in {}: {why}", task.name),
+            None if self.report.kernel.is_none() => format!("the guest did not come up: {why}"),
+            None => format!("the guest died between two checks: {why}"),
+        };
+        if let Some(task) = self.running {
+            eprintln!("  {text}");
+            self.report.ended.push(Ended {
+                name: task.name.clone(),
+                outcome: Outcome::Failed,
+                seconds: self.heard.elapsed().as_secs_f64(),
+                report: Value::Null,
+                output: text.clone(),
+            });
         }
-        let why = why();
-        match self.running.take() {
-            Some((name, start, _)) => {
-                let text = format!("the guest died in {name}: {why}");
-                eprintln!("  {text}");
-                self.report.ended.push(Ended {
-                    name,
-                    outcome: Outcome::Failed,
-                    seconds: start.elapsed().as_secs_f64(),
-                    report: Value::Null,
-                    output: text.clone(),
-                });
-                self.report.died = Some(text);
-            }
-            None if self.report.facts.is_null() => {
-                self.report.died = Some(format!("the guest did not come up: {why}"));
-            }
-            None => self.report.died = Some(format!("the guest died between two checks: {why}")),
-        }
+        self.report.died = Some(text);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::protocol::Work;
     use super::*;
 
@@ -311,26 +263,26 @@ mod tests {
         vec![Task {
             name: "boot".to_owned(),
             limit_s: 5,
-            work: Work::Check("boot".to_owned()),
+            work: Work::Check("boot".to_owned(), None),
         }]
     }
 
     fn booted() -> Event {
         Event::Booted {
-            facts: json!({"kernel": "7.2"}),
+            kernel: "7.2".to_owned(),
+            troubles: Vec::new(),
         }
     }
 
     #[test]
     fn a_guest_that_dies_has_failed_what_it_ran() {
         let tasks = tasks();
-        let mut conversation = Conversation::new(Instant::now(), &tasks);
+        let mut conversation = Conversation::new(&tasks);
         conversation.take(booted()).unwrap();
-        let name = "boot".to_owned();
-        conversation.take(Event::Started { name }).unwrap();
+        conversation.take(Event::Started("boot".to_owned())).unwrap();
         let console =
             "[1.0] hello\n[2.0] Kernel panic - not syncing: sysrq triggered crash\n[2.1] Rebooting\n";
-        conversation.die(|| last_words(console));
+        conversation.die(last_words(console));
         let report = conversation.report;
         let text = "the guest died in boot: [2.0] Kernel panic - not syncing: sysrq triggered crash";
         assert_eq!(report.died.as_deref(), Some(text));
@@ -342,25 +294,24 @@ mod tests {
 
     #[test]
     fn a_guest_that_never_came_up_or_ended_well_is_told_apart() {
-        let mut conversation = Conversation::new(Instant::now(), &[]);
-        conversation.die(|| last_words(""));
+        let mut conversation = Conversation::new(&[]);
+        conversation.die(last_words(""));
         let died = conversation.report.died.unwrap();
         assert_eq!(died, "the guest did not come up: (nothing on its console)");
-        let mut conversation = Conversation::new(Instant::now(), &[]);
+        let mut conversation = Conversation::new(&[]);
         conversation.take(booted()).unwrap();
         conversation.take(Event::Finished).unwrap();
-        conversation.die(|| unreachable!());
-        assert_eq!(conversation.report.died, None);
-        let reason = "no proc".to_owned();
-        let error = conversation.take(Event::Broken { reason }).unwrap_err();
+        assert!(conversation.finished && conversation.report.died.is_none());
+        let error = conversation
+            .take(Event::Broken("no proc".to_owned()))
+            .unwrap_err();
         assert_eq!(error.to_string(), "the guest could not go on: no proc");
     }
 
     #[test]
     fn what_takes_too_long_is_named() {
         let tasks = tasks();
-        let start = Instant::now();
-        let mut conversation = Conversation::new(start, &tasks);
+        let mut conversation = Conversation::new(&tasks);
         let later = |seconds| Instant::now() + Duration::from_secs(seconds);
         assert_eq!(conversation.overdue(later(290)), None);
         let text = conversation.overdue(later(310)).unwrap();
@@ -368,8 +319,7 @@ mod tests {
         conversation.take(booted()).unwrap();
         assert_eq!(conversation.overdue(later(10)), None);
         assert!(conversation.overdue(later(30)).unwrap().contains("fell silent"));
-        let name = "boot".to_owned();
-        conversation.take(Event::Started { name }).unwrap();
+        conversation.take(Event::Started("boot".to_owned())).unwrap();
         assert_eq!(conversation.overdue(later(24)), None);
         assert_eq!(
             conversation.overdue(later(26)).unwrap(),

@@ -21,15 +21,11 @@ pub struct Plan {
     pub modules: Vec<String>,
     /// The kinds of devices that the machine has.
     pub devices: Vec<Device>,
-    /// Huge pages of 2 MiB that the kernel was asked to reserve.
-    pub huge_pages: u32,
-    /// How LM's programs are to receive where a check does not say otherwise.
-    pub mode: Mode,
     /// What the guest's time is.
     pub clock: Clock,
     /// Whether checks are to do less.
     pub short: bool,
-    /// The fault to put into a check; the check's own command line says which.
+    /// The fault to put into a check: the check's own.
     #[serde(skip)]
     pub spoil: Option<Spoil>,
     /// What to run, in order.
@@ -37,8 +33,7 @@ pub struct Plan {
 }
 
 /// A fault that is put into a check on purpose, once, to see whether the check finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Spoil {
     /// A byte of a received file is another.
     File,
@@ -51,16 +46,6 @@ pub enum Spoil {
 }
 
 impl Spoil {
-    /// As the command line has it.
-    pub const fn option(self) -> &'static str {
-        match self {
-            Spoil::File => "file",
-            Spoil::Message => "message",
-            Spoil::Card => "card",
-            Spoil::Interrupts => "interrupts",
-        }
-    }
-
     /// In what a check says that has found it.
     pub const fn words(self) -> &'static str {
         match self {
@@ -73,16 +58,14 @@ impl Spoil {
 }
 
 /// How packets pass between driver and program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// The card writes into the messages' memory.
-    #[default]
     ZeroCopy,
     /// The kernel copies each packet.
     Copy,
     /// Whatever the driver has.
-    #[value(skip)]
     Auto,
 }
 
@@ -93,22 +76,6 @@ impl Mode {
             Mode::ZeroCopy => "zero-copy",
             Mode::Copy => "copy",
             Mode::Auto => "auto",
-        }
-    }
-
-    /// As LM's programs report it. On a card whose driver is as it should be `auto` is zero-copy.
-    pub const fn in_effect(self) -> &'static str {
-        match self {
-            Mode::ZeroCopy | Mode::Auto => "zero-copy",
-            Mode::Copy => "copy-native",
-        }
-    }
-
-    /// The same, as the ends of measurements report it.
-    pub const fn of_ends(self) -> &'static str {
-        match self {
-            Mode::ZeroCopy | Mode::Auto => "native zero-copy",
-            Mode::Copy => "native copy",
         }
     }
 }
@@ -128,10 +95,8 @@ pub struct Task {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
-    /// The check of that name.
-    Check(String),
-    /// The check of that name with a fault, which it must find.
-    Spoiled(String, Spoil),
+    /// The check of that name; one with a fault passes by finding it.
+    Check(String, Option<Spoil>),
     /// A command line for the guest's shell.
     Command(String),
     /// A row of `cargo xtask bench card`.
@@ -140,25 +105,21 @@ pub enum Work {
 
 /// One line of the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The guest is up: kernel, devices, and what could not be set up.
+    /// The guest is up.
     Booted {
-        /// What the guest found, see `guest::facts`.
-        facts: Value,
+        /// The kernel's release.
+        kernel: String,
+        /// What could not be set up.
+        troubles: Vec<String>,
     },
-    /// A task begins.
-    Started {
-        /// Its name.
-        name: String,
-    },
+    /// The task of that name begins.
+    Started(String),
     /// A task has ended.
     Ended(Ended),
-    /// The guest could not go on.
-    Broken {
-        /// Why.
-        reason: String,
-    },
+    /// The guest could not go on: why.
+    Broken(String),
     /// All tasks have ended, and the guest powers off.
     Finished,
 }
@@ -172,7 +133,7 @@ pub struct Ended {
     pub outcome: Outcome,
     /// How long it ran.
     pub seconds: f64,
-    /// What the check found; null for a failed one and for command lines.
+    /// What a row has measured; null for everything else.
     pub report: Value,
     /// The end of what it said on standard output (command lines only) and standard error.
     pub output: String,
@@ -186,8 +147,6 @@ pub enum Outcome {
     Passed,
     /// Not as it should be; the output says why.
     Failed,
-    /// This kernel or machine cannot do that; the output says why.
-    Skipped,
 }
 
 impl Outcome {
@@ -196,7 +155,6 @@ impl Outcome {
         match self {
             Outcome::Passed => "passed",
             Outcome::Failed => "FAILED",
-            Outcome::Skipped => "skipped",
         }
     }
 }
@@ -204,64 +162,36 @@ impl Outcome {
 impl Event {
     /// The line, with its end.
     pub fn to_line(&self) -> String {
-        let mut line = serde_json::to_string(self).expect("an event is plain data");
-        line.push('\n');
-        line
+        serde_json::to_string(self).expect("an event is plain data") + "\n"
     }
 
     /// Reads a line.
-    pub fn parse(line: &str) -> Result<Event> {
-        serde_json::from_str(line).with_context(|| {
-            let start: String = line.chars().take(80).collect();
+    pub fn parse(line: &[u8]) -> Result<Event> {
+        serde_json::from_slice(line).with_context(|| {
+            let start: String = String::from_utf8_lossy(line).chars().take(80).collect();
             format!("the guest said something that is no result: {start:?}; its console may tell more (--console FILE)")
         })
-    }
-}
-
-/// Cuts bytes that come in pieces into lines.
-#[derive(Debug, Default)]
-pub struct Lines {
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    /// Takes a piece; the lines that are complete with it, without their ends.
-    pub fn push(&mut self, piece: &[u8]) -> Vec<String> {
-        self.rest.extend_from_slice(piece);
-        let mut lines = Vec::new();
-        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line).trim().to_owned();
-            if !line.is_empty() {
-                lines.push(line);
-            }
-        }
-        lines
     }
 }
 
 /// The last bytes of a text, whole characters, at most `len`.
 pub fn tail(text: &str, len: usize) -> &str {
     let from = text.len().saturating_sub(len);
-    let start = (from..=text.len()).find(|&at| text.is_char_boundary(at));
-    &text[start.unwrap_or(text.len())..]
+    &text[text.ceil_char_boundary(from)..]
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn events_cross_the_port_as_lines() {
         let events = [
             Event::Booted {
-                facts: json!({"kernel": "7.2"}),
+                kernel: "7.2".to_owned(),
+                troubles: Vec::new(),
             },
-            Event::Started {
-                name: "boot".to_owned(),
-            },
+            Event::Started("boot".to_owned()),
             Event::Ended(Ended {
                 name: "igb/transfer".to_owned(),
                 outcome: Outcome::Failed,
@@ -269,48 +199,24 @@ mod tests {
                 report: Value::Null,
                 output: "error: \"quoted\"\nand more".to_owned(),
             }),
-            Event::Broken {
-                reason: "no devices".to_owned(),
-            },
+            Event::Broken("no devices".to_owned()),
             Event::Finished,
         ];
         let text: String = events.iter().map(Event::to_line).collect();
-        for piece_len in [1, 7, text.len()] {
-            let mut lines = Lines::default();
-            let found: Vec<Event> = text
-                .as_bytes()
-                .chunks(piece_len)
-                .flat_map(|piece| lines.push(piece))
-                .map(|line| Event::parse(&line).unwrap())
-                .collect();
-            assert_eq!(found, events);
-        }
-        assert_eq!(
-            Event::Finished.to_line(),
-            "{\"event\":\"finished\"}\n",
-            "others read these lines too"
-        );
+        let lines = text.split_inclusive('\n');
+        let found: Vec<Event> = lines.map(|line| Event::parse(line.as_bytes()).unwrap()).collect();
+        assert_eq!(found, events);
     }
 
     #[test]
     fn a_line_that_is_no_result_is_named() {
-        for line in [
-            "",
-            "garbage",
-            "{}",
-            r#"{"event":"else"}"#,
-            r#"{"event":"started"}"#,
-        ] {
-            let error = format!("{:#}", Event::parse(line).unwrap_err());
+        for line in ["", "garbage", "{}", r#"{"else":"x"}"#, r#"{"started":7}"#] {
+            let error = format!("{:#}", Event::parse(line.as_bytes()).unwrap_err());
             assert!(
                 error.contains("no result") && error.contains("--console"),
                 "{error}"
             );
         }
-        let mut lines = Lines::default();
-        assert_eq!(lines.push(b"\r\n\r\n"), Vec::<String>::new());
-        assert_eq!(lines.push(b"half"), Vec::<String>::new());
-        assert_eq!(lines.push(b" a line\r\nrest"), ["half a line"]);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! QEMU: which one, and its command line.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -37,45 +36,21 @@ impl Qemu {
         for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
             words.extend(["-L".to_owned(), inside(data)]);
         }
-        let asked = Launch::new(&words[0]).args(&words[1..]).arg("--version");
-        let output = asked
-            .time_limit(Duration::from_secs(20))
-            .spawn()?
-            .finish()
-            .context("cannot start QEMU")?;
-        let version = output.stdout.lines().next().unwrap_or_default();
-        Ok(Qemu {
-            version: version.trim_start_matches("QEMU emulator version ").to_owned(),
+        let mut qemu = Qemu {
             words,
-        })
+            version: String::new(),
+        };
+        let asked = qemu.launch(vec!["--version".to_owned()]);
+        let said = asked.spawn()?.finish().context("cannot start QEMU")?.stdout;
+        let version = said.lines().next().unwrap_or_default();
+        qemu.version = version.trim_start_matches("QEMU emulator version ").to_owned();
+        Ok(qemu)
     }
 
     /// The command, to be started in a namespace of its own if the machine has taps.
-    pub fn launch(&self, machine: &MachineConfig<'_>, time_limit: Duration) -> Launch {
-        Launch::new(&self.words[0])
-            .args(&self.words[1..])
-            .args(machine.options())
-            .time_limit(time_limit)
+    pub fn launch(&self, options: Vec<String>) -> Launch {
+        Launch::new(&self.words[0]).args(&self.words[1..]).args(options)
     }
-}
-
-/// Everything that QEMU is told.
-#[derive(Clone, Debug)]
-pub struct MachineConfig<'a> {
-    /// The kernel's image.
-    pub kernel: &'a Path,
-    /// The guest's files.
-    pub initramfs: &'a Path,
-    /// What the guest's kernel says goes here.
-    pub console: &'a Path,
-    /// What the guest's programs report goes here.
-    pub results: &'a Path,
-    /// Kinds of devices.
-    pub devices: &'a [Device],
-    /// Names of the taps of the two virtio-net devices; `None`: they are joined inside QEMU, with a single queue.
-    pub taps: Option<[String; 2]>,
-    /// What its time is.
-    pub clock: Clock,
 }
 
 /// What the guest's time is.
@@ -109,81 +84,72 @@ impl Clock {
     }
 }
 
-impl MachineConfig<'_> {
-    /// QEMU's options.
-    pub fn options(&self) -> Vec<String> {
-        let fixed = "-nodefaults -no-user-config -no-reboot -display none -M q35 -cpu max -smp 2 -m 2G";
-        let mut options: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
-        let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
-        let (accelerator, count) = self.clock.options();
-        add("-accel", accelerator.to_owned());
-        if let Some(count) = count {
-            add("-icount", count.to_owned());
-            // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of
-            // day.
-            add("-seed", "1".to_owned());
-            add("-rtc", "base=2026-01-01,clock=vm".to_owned());
-        }
-        add("-kernel", self.kernel.to_string_lossy().into_owned());
-        add("-initrd", self.initramfs.to_string_lossy().into_owned());
-        add("-append", kernel_command_line(self.clock));
-        for (id, path) in [("console", self.console), ("results", self.results)] {
-            add("-chardev", format!("file,id={id},path={}", escape(path)));
-            add("-serial", format!("chardev:{id}"));
-        }
-        for &device in self.devices {
-            for number in 0..2 {
-                let id = format!("{}{number}", device.name());
-                let mac = device.mac(number);
-                match device {
-                    Device::Veth => {}
-                    Device::Igb => {
-                        // igb is a PCI Express device: on the root complex itself its capabilities are hidden.
-                        add(
-                            "-device",
-                            format!("pcie-root-port,id=port-{id},chassis={}", number + 1),
-                        );
-                        add("-netdev", format!("hubport,id={id},hubid=1"));
-                        add(
-                            "-device",
-                            format!("igb,bus=port-{id},netdev={id},mac={mac},romfile="),
-                        );
-                    }
-                    Device::VirtioNet => {
-                        let queues = match &self.taps {
-                            Some(taps) => {
-                                let tap = &taps[number];
-                                add(
-                                    "-netdev",
-                                    format!(
-                                        "tap,id={id},ifname={tap},script=no,downscript=no,vhost=off,\
-                                         queues={VIRTIO_QUEUES}"
-                                    ),
-                                );
-                                // Two vectors a queue pair, one for the control queue, one for changes of the
-                                // configuration.
-                                format!(
-                                    ",mq=on,rss=on,rx_queue_size=1024,vectors={}",
-                                    2 * VIRTIO_QUEUES + 2
-                                )
-                            }
-                            None => {
-                                add("-netdev", format!("hubport,id={id},hubid=2"));
-                                self.clock.virtio_options().to_owned()
-                            }
-                        };
-                        add(
-                            "-device",
-                            format!(
-                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO}{NO_OFFLOADS}{queues}"
-                            ),
-                        );
-                    }
-                }
+/// Names of the taps of the two virtio-net devices.
+pub const TAPS: [&str; 2] = ["tap0", "tap1"];
+
+/// QEMU's options for a machine with these kinds of devices. Without taps virtio-net devices are joined inside QEMU,
+/// with a single queue. `files` are the kernel's image, the guest's files, and where the guest's kernel and its
+/// programs say what they say.
+pub fn options(devices: &[Device], has_taps: bool, clock: Clock, files: [&Path; 4]) -> Vec<String> {
+    let (accelerator, count) = clock.options();
+    let fixed = "-nodefaults -no-user-config -no-reboot -display none -M q35 -cpu max -smp 2 -m 2G -accel";
+    let mut line = format!("{fixed} {accelerator}");
+    if let Some(count) = count {
+        // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of day.
+        line += &format!(" -icount {count} -seed 1 -rtc base=2026-01-01,clock=vm");
+    }
+    for (device, number) in devices.iter().flat_map(|&device| [(device, 0), (device, 1)]) {
+        let id = format!("{}{number}", device.name());
+        let common = format!("netdev={id},mac={},romfile=", device.mac(number));
+        match device {
+            Device::Veth => {}
+            // igb is a PCI Express device: on the root complex itself its capabilities are hidden.
+            Device::Igb => {
+                line += &format!(
+                    " -device pcie-root-port,id=port-{id},chassis={} -netdev hubport,id={id},hubid=1 \
+                     -device igb,bus=port-{id},{common}",
+                    number + 1
+                );
+            }
+            Device::VirtioNet => {
+                let (netdev, queues) = match has_taps {
+                    // Two vectors a queue pair, one for the control queue, one for changes of the configuration.
+                    true => (
+                        format!(
+                            "tap,id={id},ifname={},script=no,downscript=no,vhost=off,queues={VIRTIO_QUEUES}",
+                            TAPS[number]
+                        ),
+                        format!(
+                            ",mq=on,rss=on,rx_queue_size=1024,vectors={}",
+                            2 * VIRTIO_QUEUES + 2
+                        ),
+                    ),
+                    false => (
+                        format!("hubport,id={id},hubid=2"),
+                        clock.virtio_options().to_owned(),
+                    ),
+                };
+                line += &format!(
+                    " -netdev {netdev} -device virtio-net-pci,{common},{VIRTIO}{NO_OFFLOADS}{queues}"
+                );
             }
         }
-        options
     }
+    let mut options: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let [kernel, initramfs, console, results] = files.map(Path::to_string_lossy);
+    let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
+    add("-kernel", kernel.into());
+    add("-initrd", initramfs.into());
+    add("-append", kernel_command_line(clock));
+    for (id, path) in [("console", console), ("results", results)] {
+        // QEMU takes `,,` for a comma in an option's value.
+        add(
+            "-chardev",
+            format!("file,id={id},path={}", path.replace(',', ",,")),
+        );
+        add("-serial", format!("chardev:{id}"));
+    }
+    options
 }
 
 /// Zero-copy needs the DMA interface, which is modern virtio.
@@ -228,17 +194,6 @@ fn kernel_command_line(clock: Clock) -> String {
     )
 }
 
-/// QEMU takes `,,` for a comma in an option's value.
-fn escape(path: &Path) -> String {
-    path.to_string_lossy().replace(',', ",,")
-}
-
-/// The numbers in a version, in order: enough to compare versions of one package.
-pub fn numbers(version: &str) -> Vec<u64> {
-    let digits = version.split(|c: char| !c.is_ascii_digit());
-    digits.filter_map(|digits| digits.parse().ok()).collect()
-}
-
 /// The dynamic loader in a folder of unpacked packages, with its options: the libraries there before others.
 fn loader(root: &Path) -> Result<[String; 3]> {
     let loader = ["usr/lib64", "lib64"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
@@ -263,24 +218,15 @@ mod tests {
     }
 
     fn options_in(clock: Clock, taps: bool, devices: &[Device]) -> String {
-        MachineConfig {
-            kernel: Path::new("/k/vmlinuz"),
-            initramfs: Path::new("/t/initramfs"),
-            console: Path::new("/t/a,b"),
-            results: Path::new("/t/results"),
-            devices,
-            taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
-            clock,
-        }
-        .options()
-        .join(" ")
+        let files = ["/k/vmlinuz", "/t/initramfs", "/t/a,b", "/t/results"].map(Path::new);
+        super::options(devices, taps, clock, files).join(" ")
     }
 
     #[test]
     fn each_igb_has_a_port_and_both_share_a_hub() {
         let line = options(false, &[Device::Igb]);
         for part in [
-            "-M q35 -cpu max -smp 2 -m 2G -accel tcg,thread=multi -kernel",
+            "-M q35 -cpu max -smp 2 -m 2G -accel tcg,thread=multi ",
             "-kernel /k/vmlinuz -initrd /t/initramfs -append console=ttyS0 ",
             "-chardev file,id=console,path=/t/a,,b -serial chardev:console -chardev file,id=results,path=/t/results",
             "-device pcie-root-port,id=port-igb0,chassis=1 -netdev hubport,id=igb0,hubid=1 \
@@ -325,12 +271,5 @@ mod tests {
             assert!(line.contains(part), "{part}\n{line}");
         }
         assert!(!options(false, &[Device::VirtioNet]).contains(in_guest_time));
-    }
-
-    #[test]
-    fn versions_compare_by_their_numbers() {
-        assert!(numbers("7.2.10-1~bpo13+1") > numbers("7.2.9-1~bpo13+1"));
-        assert!(numbers("6.14") >= vec![6, 14] && numbers("6.9") < vec![6, 14]);
-        assert_eq!(numbers("none"), Vec::<u64>::new());
     }
 }

@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::pair::{Steering, await_link, hosts, share_instances};
+use super::pair::{await_link, ethtool, hosts, set_queues, share_instances, spread_evenly, steer};
 use crate::bed::leftovers::{Registered, temporary_folder};
 use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program, middle};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Mode;
+use crate::vm::qemu::VIRTIO_QUEUES;
 
 /// Round trips of a round, and the longest that they may take.
 pub const ROUND_TRIPS: u32 = 100;
@@ -26,7 +28,7 @@ pub const STREAM_SECONDS: f64 = 0.5;
 /// does nothing else.
 pub const USECS: u32 = 10;
 
-/// What is measured.
+/// What is measured, as `lm-bench compare --tasks` calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -53,15 +55,6 @@ impl What {
         match self {
             What::Stream => 1,
             What::RoundTrips | What::Beside => 0,
-        }
-    }
-
-    /// As `lm-bench compare --tasks` takes it.
-    const fn task(self) -> &'static str {
-        match self {
-            What::Stream => "stream",
-            What::RoundTrips => "round-trips",
-            What::Beside => "beside",
         }
     }
 }
@@ -110,36 +103,44 @@ impl Row {
     }
 }
 
-/// Measures a row and prints what came of it as one line of JSON. In the guest.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// The row, as JSON
-    row: String,
-}
-
-/// Runs the command.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let row: Row = serde_json::from_str(&arguments.row).context("no row is that")?;
+/// What `lm-bench` finds of a row, on a bed of its own. In the guest.
+pub(super) fn measure(row: &Row) -> Result<Value> {
     let bed = hosts(row.device, false)?;
     bed.introduce()?;
     if row.shared {
         share_instances(&bed, true)?;
     }
-    prepare(&bed, &row)?;
-    let steering = match row.system.as_str() {
-        "bare" => Steering::of_bare(row.device, row.what.bare_queue(), row.taps),
-        _ => Steering::Nothing,
-    };
-    let ends = [bed.left(), bed.right()];
-    ends.into_iter().try_for_each(|host| steering.begin(host))?;
+    prepare(&bed, row)?;
+    steer_bare(&bed, row, true)?;
     await_link(&bed)?;
-    let measured = measure(&bed, &row);
+    let measured = compare(&bed, row);
     // The card keeps it when the bed has gone.
-    ends.into_iter().try_for_each(|host| steering.end(host))?;
+    steer_bare(&bed, row, false)?;
     if row.shared {
         share_instances(&bed, false)?;
     }
-    println!("{}", measured?);
+    measured
+}
+
+/// Has the packets for a bare socket come to its queue, until it is taken back; whoever else receives sees to it.
+fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
+    let is_bare = row.system == "bare";
+    for host in [bed.left(), bed.right()].into_iter().filter(|_| is_bare) {
+        match row.device {
+            // The card's RSS table names that queue alone.
+            Device::Igb if begins => {
+                let (name, queue) = (host.name(), row.what.bare_queue());
+                ensure!(steer(host, queue), "{name} takes no RSS table for queue {queue}");
+            }
+            Device::Igb => spread_evenly(host)?,
+            // The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set,
+            // the driver names the number of queues once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and
+            // QEMU has no table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun chooses a queue by its
+            // own hash.
+            Device::VirtioNet if row.taps => set_queues(host, if begins { 1 } else { VIRTIO_QUEUES })?,
+            Device::VirtioNet | Device::Veth => {}
+        }
+    }
     Ok(())
 }
 
@@ -169,7 +170,7 @@ fn prepare(bed: &Bed, row: &Row) -> Result<()> {
 }
 
 /// What `lm-bench` found.
-fn measure(bed: &Bed, row: &Row) -> Result<Value> {
+fn compare(bed: &Bed, row: &Row) -> Result<Value> {
     let bench = LmBench::serve(bed, row.limit_s() - 10)?;
     let seconds = match row.what {
         What::RoundTrips | What::Beside => ROUND_TRIPS_SECONDS,
@@ -177,7 +178,10 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
     };
     let line = format!(
         "--tasks {} --sizes {} --mode {} --count {ROUND_TRIPS} --rounds {} --warm-up {WARM_UP} --seconds {seconds}",
-        row.what.task(),
+        row.what
+            .to_possible_value()
+            .context("a task of lm-bench")?
+            .get_name(),
         row.size,
         row.mode.unwrap_or(Mode::Auto).option(),
         row.rounds,
@@ -281,23 +285,15 @@ pub(super) const DRIVERS_OWN: u32 = 3;
 
 /// Sets `rx-usecs` or `tx-usecs` of a card, and asks it.
 pub(super) fn set_usecs(host: &Host, interface: &str, which: &str, usecs: u32) -> Result<()> {
-    let set = Launch::new("ethtool").args(["-C", interface, which, &usecs.to_string()]);
     // It calls it an error when nothing changes.
-    let set = host.spawn(set)?.outcome()?;
-    let shown = shown(host, interface)?;
+    let set = ethtool(host, &format!("-C {interface} {which} {usecs}"));
+    let shown = ethtool(host, &format!("-c {interface}"))?;
     ensure!(
         shown_usecs(&shown, which) == Some(usecs),
-        "{} would not have {which} {usecs}: {}{shown}",
+        "{} would not have {which} {usecs}: {set:?} {shown}",
         host.name(),
-        set.stderr,
     );
     Ok(())
-}
-
-/// What `ethtool -c` says.
-fn shown(host: &Host, interface: &str) -> Result<String> {
-    let shown = Launch::new("ethtool").args(["-c", interface]);
-    Ok(host.spawn(shown)?.finish()?.stdout)
 }
 
 /// `rx-usecs` or `tx-usecs` in what `ethtool -c` says.

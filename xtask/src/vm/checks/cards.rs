@@ -1,20 +1,16 @@
 //! The machine and its cards: what everything else stands on.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
 
-use super::pair::{hosts, launch, require_zero_copy};
+use super::pair::Pair;
+use super::streams::Stream;
 use crate::vm::devices::Device;
-use crate::vm::guest::{all_cards, cards, facts};
-use crate::vm::protocol::{Mode, Plan};
-use crate::vm::qemu;
+use crate::vm::guest::{all_cards, cards};
+use crate::vm::protocol::Plan;
+use crate::vm::qemu::HUGE_PAGES;
 
-pub(super) fn boot(plan: &Plan) -> Result<Value> {
-    let facts = facts();
-    for device in &plan.devices {
-        let Some(driver) = device.driver() else {
-            continue;
-        };
+pub(super) fn boot(plan: &Plan) -> Result<()> {
+    for driver in plan.devices.iter().filter_map(|device| device.driver()) {
         let found = cards(driver);
         ensure!(
             found.len() == 2,
@@ -27,32 +23,17 @@ pub(super) fn boot(plan: &Plan) -> Result<Value> {
             "no queues: {found:?}"
         );
     }
-    let reserved = facts["huge_pages"]["total"].as_u64();
+    let reserved = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")?;
     ensure!(
-        reserved == Some(u64::from(plan.huge_pages)),
-        "{reserved:?} huge pages instead of {}; does the machine have the memory?",
-        plan.huge_pages
+        reserved.trim() == HUGE_PAGES.to_string(),
+        "{} huge pages instead of {HUGE_PAGES}; does the machine have the memory?",
+        reserved.trim()
     );
-    Ok(facts)
+    Ok(())
 }
 
-/// An endpoint has a socket on each of a card's two queues.
-pub(super) fn bind_zerocopy(_plan: &Plan, device: Device) -> Result<Value> {
-    require_zero_copy(device)?;
-    let bed = hosts(device, false)?;
-    let mut modes = Vec::new();
-    for host in [bed.left(), bed.right()] {
-        let mut program = host.spawn(launch("lm-check messages", Mode::ZeroCopy))?;
-        program.await_text("ready")?;
-        let output = program.stop()?;
-        let report = output.json().with_context(|| output.stderr.clone())?;
-        let mode = report["mode"].clone();
-        ensure!(
-            mode == Mode::ZeroCopy.in_effect(),
-            "{} is in mode {mode}",
-            host.name()
-        );
-        modes.push(mode);
-    }
-    Ok(json!({"modes": modes, "huge_pages": qemu::HUGE_PAGES}))
+/// An endpoint has a socket on each of a card's two queues, and says of itself that all are in zero-copy mode.
+pub(super) fn bind_zerocopy(plan: &Plan, device: Device) -> Result<()> {
+    let pair = Pair::new(plan, device)?;
+    Stream::of(vec![100_000], 1).run(&pair).map(drop)
 }

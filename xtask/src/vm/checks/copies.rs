@@ -6,26 +6,28 @@
 //! ways: else nothing was shown.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use serde::Serialize;
-use serde_json::{Value, json};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use super::super::devices::Device;
-use super::super::protocol::{Mode, Plan};
-use super::overlay::Pair;
-use super::probes::{Probes, TRACING};
+use super::overlay;
+use super::pair::Pair;
 use super::spoil;
 use super::transfer::{self, Source};
+use crate::vm::devices::Device;
+use crate::vm::protocol::{Mode, Plan};
 
+const TRACING: &str = "/sys/kernel/tracing";
+const GROUP: &str = "lm_calls";
 /// A probe misses a call in an interrupt that comes within another probe. Then everything is counted once more.
 const ATTEMPTS: u32 = 4;
 
 /// A way that a packet can take through the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Way {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
     /// AF_XDP copies the received packet into the UMEM.
     CopyingReceive,
     /// AF_XDP copies the packet to send out of the UMEM.
@@ -73,24 +75,24 @@ const FUNCTIONS: [(&str, Way); 20] = [
 ];
 
 /// How often each function was called.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Counts {
-    /// Calls, by way and function.
-    calls: BTreeMap<Way, BTreeMap<String, u64>>,
-    /// Functions that this kernel has not, or has inlined.
-    not_counted: Vec<&'static str>,
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    /// Calls of each function that can be counted.
+    calls: Vec<(Way, &'static str, u64)>,
     /// Calls that a probe missed.
     missed: u64,
 }
 
 impl Counts {
     fn most(&self, way: Way) -> u64 {
-        let calls = self.calls.get(&way);
-        calls.and_then(|calls| calls.values().max().copied()).unwrap_or(0)
+        let of_way = self.calls.iter().filter(|call| call.0 == way);
+        of_way.map(|call| call.2).max().unwrap_or(0)
     }
 
-    fn of(&self, way: Way, function: &str) -> Option<u64> {
-        self.calls.get(&way)?.get(function).copied()
+    /// Packets that AF_XDP put on an RX ring, where that can be counted.
+    fn handed_over(&self) -> Option<u64> {
+        let is_it = |call: &&(Way, &str, u64)| call.1 == "__xsk_rcv_zc";
+        self.calls.iter().find(is_it).map(|call| call.2)
     }
 }
 
@@ -98,59 +100,113 @@ impl Counts {
 ///
 /// # Errors
 /// Those of `run`, and when tracefs refuses the probes.
-pub(super) fn copies_counted<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Counts)> {
-    let probes = Probes::set(&FUNCTIONS)?;
-    probes.enable()?;
+fn copies_counted<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Counts)> {
+    let probes = Probes::set()?;
+    append(&format!("events/{GROUP}/enable"), "1").context("cannot enable the probes")?;
     let value = run()?;
     Ok((value, probes.read()?))
 }
 
-impl Probes<Way> {
+/// Probes at functions of the kernel's (kprobes); gone when this is dropped.
+struct Probes(Vec<(String, Way, &'static str)>);
+
+impl Probes {
+    fn set() -> Result<Probes> {
+        let list = Path::new(TRACING).join("available_filter_functions");
+        let list = std::fs::read_to_string(&list).with_context(|| {
+            format!(
+                "cannot read {}; mount tracefs, in a kernel with kprobes",
+                list.display()
+            )
+        })?;
+        let mut probes = Probes(Vec::new());
+        for (function, way) in FUNCTIONS {
+            for symbol in symbols(&list, function) {
+                let event = format!("f{}", probes.0.len());
+                // A symbol that is there twice cannot be named; then the function counts as missing.
+                if append("kprobe_events", &format!("p:{GROUP}/{event} {symbol}")).is_ok() {
+                    probes.0.push((event, way, function));
+                }
+            }
+        }
+        ensure!(!probes.0.is_empty(), "the kernel lets no function be counted");
+        Ok(probes)
+    }
+
     fn read(&self) -> Result<Counts> {
         let path = Path::new(TRACING).join("kprobe_profile");
         let text =
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let profile = profile(&text)?;
-        let mut counts = Counts {
-            not_counted: self.not_counted.clone(),
-            ..Counts::default()
-        };
-        for (event, function, way) in &self.events {
+        let mut counts = Counts::default();
+        for &(ref event, way, function) in &self.0 {
             let (hits, missed) = profile
                 .get(event.as_str())
                 .with_context(|| format!("kprobe_profile does not name the probe of {function}"))?;
-            *counts
-                .calls
-                .entry(*way)
-                .or_default()
-                .entry((*function).to_owned())
-                .or_default() += hits;
+            // A function's variants are one function.
+            match counts.calls.iter_mut().find(|call| call.1 == function) {
+                Some(call) => call.2 += hits,
+                None => counts.calls.push((way, function, *hits)),
+            }
             counts.missed += missed;
         }
         Ok(counts)
     }
 }
 
+impl Drop for Probes {
+    fn drop(&mut self) {
+        // A probe that stays counts on, and harms nobody; the next run names it otherwise.
+        let _ = append(&format!("events/{GROUP}/enable"), "0");
+        for (event, ..) in &self.0 {
+            let _ = append("kprobe_events", &format!("-:{GROUP}/{event}"));
+        }
+    }
+}
+
+fn append(file: &str, line: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new()
+        .append(true)
+        .open(Path::new(TRACING).join(file))?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
+/// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`),
+/// `MODULE:NAME`.
+fn symbols(list: &str, function: &str) -> Vec<String> {
+    let matching = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?;
+        let is_it = name
+            .strip_prefix(function)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let module = words
+            .next()
+            .map(|word| word.trim_matches(['[', ']']).to_owned() + ":");
+        is_it.then(|| module.unwrap_or_default() + name)
+    };
+    list.lines().filter_map(matching).collect()
+}
+
 /// Hits and misses of each event: `NAME HITS MISSES` a line.
 fn profile(text: &str) -> Result<BTreeMap<&str, (u64, u64)>> {
-    let line = |line: &'_ str| -> Option<(u64, u64)> {
+    let event = |line: &'_ str| {
         let mut numbers = line.split_whitespace().skip(1).map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     };
-    let mut events = BTreeMap::new();
-    for text in text.lines().filter(|line| !line.trim().is_empty()) {
-        let Some(numbers) = line(text) else {
-            bail!("kprobe_profile has the line {text:?}");
-        };
-        events.insert(text.split_whitespace().next().unwrap_or_default(), numbers);
-    }
-    Ok(events)
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    lines
+        .map(|line| {
+            let numbers = event(line).with_context(|| format!("kprobe_profile has the line {line:?}"))?;
+            Ok((line.split_whitespace().next().unwrap_or_default(), numbers))
+        })
+        .collect()
 }
 
-pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     let mut attempt = 1;
     let (report, landed) = loop {
-        let (report, landed) = copies_counted(|| Pair::of(device)?.overlay())?;
+        let (report, landed) = copies_counted(|| overlay::Pair::of(device)?.overlay())?;
         // A copy that was seen is one, whatever else was missed.
         ensure_no_copies(&landed, &COPIES)?;
         if landed.missed == 0 || attempt == ATTEMPTS {
@@ -158,20 +214,15 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
         }
         attempt += 1;
     };
-    let (_, control) = copies_counted(|| transfer::transfer(plan, device))?;
-    let packets = report["packets"]
-        .as_u64()
-        .context("packets of lm-check overlay")?;
-    judge(&landed, &control, packets)?;
-    Ok(json!({"packets": packets, "attempts": attempt, "zero_copy": landed, "copying": control}))
+    let ((), control) = copies_counted(|| transfer::transfer(plan, device))?;
+    judge(&landed, &control, number(&report, "packets")?)
 }
 
 /// The check `transfer-copies`: the same of a file that `lm-send` and `lm-recv` transfer in zero-copy mode, and what
 /// user space copied.
-pub(super) fn check_transfer(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn check_transfer(plan: &Plan, device: Device) -> Result<()> {
     let (received, transferred) = copies_counted(|| transfer(plan, device))?;
-    judge_transfer(&transferred, &received)?;
-    Ok(json!({"transfer": transferred, "received": received}))
+    judge_transfer(&transferred, &received)
 }
 
 /// Bytes of the file that is transferred in zero-copy mode.
@@ -186,7 +237,8 @@ const PAYLOAD_LEN: u64 = 1448;
 /// Sends a file from one host to the other in zero-copy mode; the receiver's report.
 fn transfer(plan: &Plan, device: Device) -> Result<Value> {
     let source = Source::new(FILE_LEN)?;
-    let (_, _, output) = transfer::pass(device, &source, Mode::ZeroCopy, &["--rate", RATE])?;
+    let pair = Pair::new(plan, device)?;
+    let (_, output) = transfer::pass(&pair, &source, Mode::ZeroCopy, &format!("--rate {RATE}"))?;
     ensure!(
         output.stderr.contains("virtio_net is a loaded module") == (device == Device::VirtioNet),
         "lm-recv says of the driver: {}",
@@ -219,7 +271,7 @@ fn judge_transfer(counts: &Counts, report: &Value) -> Result<()> {
         counts.most(Way::Stack) <= 2 * refused + REQUESTS,
         "the kernel's stack took part in the transfer: {counts:?} {report}"
     );
-    if let Some(calls) = counts.of(Way::HandOver, "__xsk_rcv_zc") {
+    if let Some(calls) = counts.handed_over() {
         ensure!(
             calls + counts.missed >= fragments,
             "{fragments} fragments, and {calls} packets were handed over: {counts:?}"
@@ -259,7 +311,7 @@ fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
         );
     }
     ensure_no_copies(landed, &COPIES)?;
-    if let Some(calls) = landed.of(Way::HandOver, "__xsk_rcv_zc") {
+    if let Some(calls) = landed.handed_over() {
         ensure!(
             calls == packets,
             "{packets} packets came, and {calls} were handed over: {landed:?}"
@@ -274,18 +326,27 @@ fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn counts(calls: &[(Way, &str, u64)]) -> Counts {
-        let mut counts = Counts::default();
-        for (way, function, count) in calls {
-            counts
-                .calls
-                .entry(*way)
-                .or_default()
-                .insert((*function).to_owned(), *count);
+    fn counts(calls: &[(Way, &'static str, u64)]) -> Counts {
+        Counts {
+            calls: calls.to_vec(),
+            missed: 0,
         }
-        counts
+    }
+
+    #[test]
+    fn symbols_are_the_function_and_its_variants() {
+        let list = "__xsk_rcv_zc.constprop.0\n__xsk_rcv\n__xsk_rcv_zc_safe\nxsk_construct_skb [virtio_net]\n";
+        assert_eq!(symbols(list, "__xsk_rcv"), ["__xsk_rcv"]);
+        assert_eq!(symbols(list, "__xsk_rcv_zc"), ["__xsk_rcv_zc.constprop.0"]);
+        assert_eq!(
+            symbols(list, "xsk_construct_skb"),
+            ["virtio_net:xsk_construct_skb"]
+        );
+        assert!(symbols(list, "xsk_copy_xdp").is_empty());
     }
 
     #[test]

@@ -2,27 +2,27 @@
 //! that are opened again and again.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::pair::{Pair, await_link, steering_notes};
 use super::spoil;
-use super::transfer::{Source, send_file};
+use super::streams::Stream;
+use super::transfer::Source;
 use crate::bed::{Host, INTERFACE, Launch, Program, until};
 use crate::machine::status_kib;
-use crate::soak::fates;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Mode, Plan};
+use crate::vm::protocol::Plan;
 
 /// A message that takes a while.
 const MESSAGE: &str = "8M";
 const MESSAGE_LEN: u64 = 8 << 20;
 
 /// Senders are killed in the middle of a message; the next one gets through, and the receiver's memory does not grow.
-pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn abort(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
     let source = Source::new(MESSAGE_LEN)?;
     let receiver = pair
@@ -42,30 +42,28 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
             kill_in_the_middle(&pair, &source)
                 .with_context(|| format!("sender {round}, which was to be killed"))?;
         }
-        sent = send_file(&pair, &source).with_context(|| {
-            let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-            let huge: Vec<&str> = meminfo
-                .lines()
-                .filter(|line| line.starts_with("HugePages_"))
-                .collect();
-            format!("the sender after {round} dead ones, {memory:?} KiB, {huge:?}")
-        })?;
+        let sender = pair.start_sender(pair.sending("lm-send --json").arg(&source.file))?;
+        sent = (sender.finish().and_then(|sent| sent.json()))
+            .with_context(|| format!("the sender after {round} dead ones, {memory:?} KiB"))?;
         let received = received_file(&source)?;
         source.ensure_same(&received)?;
         std::fs::remove_file(&received).with_context(|| format!("cannot remove {}", received.display()))?;
-        memory.push(memory_kib(receiver.id())?);
+        // Ordinary and huge pages.
+        memory.push(
+            status_kib(receiver.id(), ["VmRSS", "HugetlbPages"])?
+                .iter()
+                .sum::<u64>(),
+        );
     }
     let report = receiver.stop()?;
-    let report = report
-        .json()
-        .with_context(|| format!("lm-recv: {}", report.stderr))?;
+    let report = (report.json()).with_context(|| format!("lm-recv: {}", report.stderr))?;
     pair.prove_mode(&sent, &report)?;
     ensure!(
-        report["transfers"].as_u64() == Some(rounds as u64 + 1),
+        report["transfers"] == rounds + 1,
         "not every sender got through: {report}"
     );
     ensure!(
-        report["failed_transfers"].as_u64() == Some(rounds as u64),
+        report["failed_transfers"] == rounds,
         "{rounds} senders were killed under way, and the receiver says: {report}"
     );
     // Zones lie elsewhere when some are quarantined, and each place is touched for the first time once.
@@ -74,7 +72,7 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
         last <= middle + 1024,
         "the receiver's memory grew from {middle} to {last} KiB in the second half: {memory:?}"
     );
-    Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
+    Ok(())
 }
 
 /// Starts a sender whose message takes three seconds, and kills it after one of them.
@@ -115,91 +113,60 @@ fn received_file(source: &Source) -> Result<PathBuf> {
     }
 }
 
-/// Memory of a process in KiB: ordinary and huge pages.
-fn memory_kib(pid: u32) -> Result<u64> {
-    let [resident, huge_pages] = status_kib(pid, ["VmRSS", "HugetlbPages"])?;
-    Ok(resident + huge_pages)
-}
-
 /// Both ends are opened, pass one message, and are closed, again and again.
-pub(super) fn rebind(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn rebind(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
-    let before = pair.traces()?;
-    before.ensure_as_before(&before).context("before anything ran")?;
+    let before = pair.tables().context("before anything ran")?;
     let rounds = if plan.short { 3 } else { 100 };
-    let started = Instant::now();
     for round in 0..rounds {
         let passed = one_message(&pair, round);
         spoil::card(pair.spoil, pair.bed.right())?;
         let failed = passed.as_ref().err();
         let failed = failed.map_or_else(String::new, |error| format!(", whose message failed: {error:#}"));
         // Whatever became of the message: a card that is left changed is a fault of its own.
-        (pair.traces()?.ensure_as_before(&before))
+        (pair.ensure_as_before(&before))
             .and(passed)
             .with_context(|| format!("round {round} of {rounds}{failed}"))?;
     }
-    Ok(json!({"rounds": rounds, "seconds": started.elapsed().as_secs_f64()}))
+    Ok(())
 }
 
 /// A receiver, a sender and a message between them.
 fn one_message(pair: &Pair, seed: u64) -> Result<()> {
-    let plan = format!("--seed {seed} --lens 100000 --messages 1 --in-flight 1");
-    let receiver = pair.receiving(&format!("lm-check messages {plan}"));
-    let receiver = pair.start_receiver(receiver, "ready")?;
-    let sender = pair.sending(&format!("lm-check messages {plan}"));
-    let sent = pair.start_sender(sender)?.finish();
-    let received = receiver.stop()?;
-    let received = received.json().with_context(|| received.stderr.clone())?;
-    fates::ensure_no_fault(&received)?;
-    let sent = (sent.and_then(|sent| sent.json())).with_context(|| {
-        let packets = [pair.bed.left(), pair.bed.right()].map(packets);
-        format!("{received}; packets of both ends' cards {packets:?}")
-    })?;
-    pair.prove_mode(&sent, &received)?;
-    fates::compare("reliable", 1, &sent, &received)
-        .map(drop)
-        .with_context(|| format!("sender {sent}; receiver {received}"))
-}
-
-/// What a card counted since it is there.
-fn packets(host: &Host) -> String {
-    let count = |name| host.read_file(&format!("/sys/class/net/{INTERFACE}/statistics/{name}"));
-    let counts = ["rx_packets", "rx_dropped", "tx_packets", "tx_dropped"];
-    let counts = counts.map(|name| format!("{name} {}", count(name).unwrap_or_default()));
-    counts.join(", ")
+    let stream = Stream {
+        seed,
+        in_flight: 1,
+        ..Stream::of(vec![100_000], 1)
+    };
+    stream.run(pair).map(drop)
 }
 
 /// A receiver is killed; the next one undoes what that one changed, takes over, and leaves everything as it was before.
-pub(super) fn takeover(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn takeover(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
-    let before = pair.traces()?;
-    before.ensure_as_before(&before).context("before anything ran")?;
-    let mut notes = Vec::new();
-    let rounds = if plan.short { 1 } else { 5 };
-    for round in 0..rounds {
+    let before = pair.tables().context("before anything ran")?;
+    for round in 0..if plan.short { 1 } else { 5 } {
         let receiver = pair.receiving("lm-check messages --lens 100000 --messages 1");
         kill(pair.start_receiver(receiver, "ready")?).context("the receiver")?;
-        notes = steering_notes();
         ensure!(
-            pair.mode == Mode::Copy || !notes.is_empty(),
+            !steering_notes().is_empty(),
             "a killed receiver left no note of what it changed: was the card steered at all?"
         );
         one_message(&pair, round).context("after a receiver that was killed")?;
-        pair.traces()?.ensure_as_before(&before)?;
+        pair.ensure_as_before(&before)?;
     }
-    Ok(json!({"killed": rounds, "notes_of_the_killed": notes}))
+    Ok(())
 }
 
 /// Address resolution, ping and TCP of the kernel go on between the same interfaces while a stream lands.
-pub(super) fn kernel_traffic(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn kernel_traffic(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
     let (receiver, mut sender) = pair.start_stream(1 << 20, [0.2, 14.0])?;
     await_stream(&pair, &mut sender)?;
     let (left, right) = (pair.bed.left(), pair.bed.right());
     let ping = format!("ping -c 100 -i 0.05 -W 2 {}", right.address());
     let ping = left.spawn(Launch::new("/bin/busybox").args(ping.split(' ')))?;
-    let tcp_len = if plan.short { 1 << 20 } else { 4 << 20 };
-    let tcp_seconds = tcp(left, right, tcp_len)?;
+    tcp(left, right, if plan.short { 1 << 20 } else { 4 << 20 })?;
     let ping = ping.outcome()?;
     let answers = answers(&ping.stdout).with_context(|| format!("ping: {}{}", ping.stdout, ping.stderr))?;
     ensure!(
@@ -218,9 +185,7 @@ pub(super) fn kernel_traffic(plan: &Plan, device: Device) -> Result<Value> {
         "ping had {answers} of 100 answers: {}",
         ping.stdout
     );
-    Ok(json!({
-        "ping_answers": answers, "tcp_bytes": tcp_len, "tcp_seconds": tcp_seconds, "send": sent, "receive": received,
-    }))
+    Ok(())
 }
 
 /// Waits until the stream is in full flow.
@@ -241,25 +206,17 @@ fn answers(said: &str) -> Option<u32> {
     received.split_whitespace().next()?.parse().ok()
 }
 
-/// Fetches a file from one host to the other by HTTP and compares it; the seconds it took.
-fn tcp(from: &Host, to: &Host, len: u64) -> Result<f64> {
+/// Fetches a file from one host to the other by HTTP and compares it.
+fn tcp(from: &Host, to: &Host, len: u64) -> Result<()> {
     let source = Source::new(len)?;
-    let busybox = |words: &[&str]| {
-        Launch::new("/bin/busybox")
-            .args(words)
-            .time_limit(Duration::from_secs(60))
-    };
-    let server = busybox(&["httpd", "-f", "-p", "8000", "-h"]).arg(&source.folder);
-    let server = from.spawn(server)?;
-    let received = source.folder.join("received");
-    let url = format!("http://{}:8000/sent", from.address());
-    let started = Instant::now();
-    let client = busybox(&["wget", "-q", &url, "-O"]).arg(&received);
-    to.spawn(client)?.finish().context("no TCP beside the stream")?;
-    let seconds = started.elapsed().as_secs_f64();
+    let busybox = |line: &str| Launch::new("/bin/busybox").args(line.split(' '));
+    let server = from.spawn(busybox("httpd -f -p 8000 -h").arg(&source.folder))?;
+    let received = source.received();
+    let client = busybox(&format!("wget -q http://{}:8000/sent -O", from.address()));
+    let client = to.spawn(client.arg(&received))?;
+    client.finish().context("no TCP beside the stream")?;
     server.stop()?;
-    source.ensure_same(&received)?;
-    Ok(seconds)
+    source.ensure_same(&received)
 }
 
 #[cfg(test)]

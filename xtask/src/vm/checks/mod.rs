@@ -7,9 +7,8 @@ mod cards;
 mod copies;
 mod ends;
 mod fragments;
-pub mod overlay;
+mod overlay;
 mod pair;
-mod probes;
 mod refusals;
 mod shared;
 mod spoil;
@@ -19,10 +18,9 @@ mod transfer;
 mod waits;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
 
 use super::devices::Device;
-use super::protocol::{PLAN_PATH, Plan, Spoil};
+use super::protocol::{PLAN_PATH, Plan, Spoil, Work};
 
 /// A check, of the machine or of each kind of device in turn.
 pub struct Check {
@@ -30,17 +28,15 @@ pub struct Check {
     pub name: &'static str,
     /// Who runs it.
     pub list: List,
-    /// It has failed after so many seconds.
-    pub limit_s: u32,
     /// What it shows, for `--list`.
     pub about: &'static str,
     run: Run,
 }
 
-/// What a check is of, and what it does; it says what it found.
+/// What a check is of, and what it does.
 enum Run {
-    Machine(fn(&Plan) -> Result<Value>),
-    Each(&'static [Device], fn(&Plan, Device) -> Result<Value>),
+    Machine(fn(&Plan) -> Result<()>),
+    Each(&'static [Device], fn(&Plan, Device) -> Result<()>),
 }
 
 /// Who runs a check that nobody names.
@@ -64,21 +60,18 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "boot",
         list: List::Machine,
-        limit_s: 20,
         about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
         run: Run::Machine(cards::boot),
     },
     Check {
         name: "transfer",
         list: List::Machine,
-        limit_s: 60,
         about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
         run: Run::Each(&Device::ALL, transfer::transfer),
     },
     Check {
         name: "bind-zerocopy",
         list: List::Machine,
-        limit_s: 60,
         about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
             pages",
         run: Run::Each(CARDS, cards::bind_zerocopy),
@@ -86,7 +79,6 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "overlay",
         list: List::Short,
-        limit_s: 60,
         about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
             is",
         run: Run::Each(CARDS, overlay::check),
@@ -94,14 +86,12 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "no-copies",
         list: List::Long,
-        limit_s: 150,
         about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
         run: Run::Each(CARDS, copies::check),
     },
     Check {
         name: "transfer-copies",
         list: List::Short,
-        limit_s: 150,
         about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
             ends alone",
         run: Run::Each(CARDS, copies::check_transfer),
@@ -109,7 +99,6 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "sizes",
         list: List::Short,
-        limit_s: 180,
         about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
             4096: every byte",
         run: Run::Each(CARDS, streams::sizes),
@@ -117,21 +106,18 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "foreign",
         list: List::Short,
-        limit_s: 180,
         about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
         run: Run::Each(CARDS, streams::foreign),
     },
     Check {
         name: "ipfrag",
         list: List::Short,
-        limit_s: 180,
         about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
         run: Run::Each(CARDS, fragments::check),
     },
     Check {
         name: "finality",
         list: List::Short,
-        limit_s: 120,
         about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
             coming",
         run: Run::Each(CARDS, streams::finality),
@@ -139,7 +125,6 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "reading",
         list: List::Short,
-        limit_s: 120,
         about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
             written at the other",
         run: Run::Each(CARDS, streams::reading),
@@ -147,7 +132,6 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "repair",
         list: List::Short,
-        limit_s: 240,
         about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
             accounted for",
         run: Run::Each(CARDS, streams::repair),
@@ -155,14 +139,12 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "abort",
         list: List::Long,
-        limit_s: 300,
         about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
         run: Run::Each(CARDS, ends::abort),
     },
     Check {
         name: "stalled",
         list: List::Short,
-        limit_s: 180,
         about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
             every byte",
         run: Run::Each(CARDS, stall::check),
@@ -170,49 +152,42 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "rebind",
         list: List::Short,
-        limit_s: 1200,
         about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
         run: Run::Each(CARDS, ends::rebind),
     },
     Check {
         name: "takeover",
         list: List::Long,
-        limit_s: 120,
         about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
         run: Run::Each(CARDS, ends::takeover),
     },
     Check {
         name: "kernel-traffic",
         list: List::Long,
-        limit_s: 120,
         about: "ping and TCP between the same interfaces while a stream lands",
         run: Run::Each(CARDS, ends::kernel_traffic),
     },
     Check {
         name: "refusals",
         list: List::Short,
-        limit_s: 120,
         about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
         run: Run::Each(CARDS, refusals::cards),
     },
     Check {
         name: "no-driver",
         list: List::Short,
-        limit_s: 60,
         about: "the same on veth, whose driver has no zero-copy",
         run: Run::Each(&[Device::Veth], refusals::veth),
     },
     Check {
         name: "bare",
         list: List::Long,
-        limit_s: 120,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
         run: Run::Each(CARDS, bare::check),
     },
     Check {
         name: "shared",
         list: List::Long,
-        limit_s: 240,
         about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
             where not, interrupts",
         run: Run::Each(&[Device::Igb], shared::check),
@@ -220,7 +195,6 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "waits",
         list: List::Named,
-        limit_s: 480,
         about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
             waits for a timer",
         run: Run::Each(CARDS, waits::check),
@@ -271,7 +245,11 @@ pub fn all(devices: &[Device]) -> Vec<Selected> {
 
 /// The checks of these names: `transfer` is that of each device, `igb` every one of that device, `igb/transfer` a
 /// single one. Devices alone, and no names at all, stand for those checks that `is_listed` takes.
-pub fn select(names: &[String], devices: &[Device], is_listed: fn(List) -> bool) -> Result<Vec<Selected>> {
+pub fn select(
+    names: &[String],
+    devices: &[Device],
+    is_listed: impl Fn(List) -> bool,
+) -> Result<Vec<Selected>> {
     let all = all(devices);
     let listed = |one: &Selected| is_listed(one.check.list);
     if names.is_empty() {
@@ -294,53 +272,53 @@ pub fn select(names: &[String], devices: &[Device], is_listed: fn(List) -> bool)
         .collect())
 }
 
-/// What this kernel or machine cannot do: no failure.
-#[derive(Debug)]
-struct NotHere(String);
-
-impl std::fmt::Display for NotHere {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for NotHere {}
-
-/// Run one check of `cargo xtask vm`, in its guest.
-#[derive(Debug, clap::Args)]
-pub struct CheckArguments {
-    /// Its full name.
-    name: String,
-    /// A fault to put into it.
-    #[arg(long, value_enum)]
-    spoil: Option<Spoil>,
-}
-
-/// Runs a check and prints its report as one line of JSON. In the guest.
-pub fn run(arguments: &CheckArguments) -> Result<()> {
+/// The guest's plan.
+pub(super) fn read_plan() -> Result<Plan> {
     let text = std::fs::read_to_string(PLAN_PATH).with_context(|| {
         format!("cannot read {PLAN_PATH}: checks run in the guest of `cargo xtask vm` and nowhere else")
     })?;
-    let mut plan: Plan =
-        serde_json::from_str(&text).with_context(|| format!("cannot understand {PLAN_PATH}"))?;
-    plan.spoil = arguments.spoil;
-    let found = all(&Device::ALL)
-        .into_iter()
-        .find(|one| one.name() == arguments.name);
-    let selected = found.with_context(|| format!("no check is called {}", arguments.name))?;
+    serde_json::from_str(&text).with_context(|| format!("cannot understand {PLAN_PATH}"))
+}
+
+/// Run a check of `cargo xtask vm` or a row of `cargo xtask bench card`, in its guest.
+#[derive(Debug, clap::Args)]
+pub struct TaskArguments {
+    /// What to do, as JSON.
+    work: String,
+}
+
+/// Runs a check, or prints what a row has measured as one line of JSON. In the guest.
+pub fn run(arguments: &TaskArguments) -> Result<()> {
+    let mut plan = read_plan()?;
+    let (name, spoil) = match serde_json::from_str(&arguments.work).context("no task is that")? {
+        Work::Check(name, spoil) => (name, spoil),
+        Work::Row(row) => {
+            println!("{}", card::measure(&row)?);
+            return Ok(());
+        }
+        Work::Command(line) => bail!("{line} is the shell's"),
+    };
+    plan.spoil = spoil;
+    let mut all = all(&Device::ALL).into_iter();
+    let selected = all.find(|one| one.name() == name);
+    let selected = selected.with_context(|| format!("no check is called {name}"))?;
     let found = match (&selected.check.run, selected.device) {
         (Run::Machine(run), _) => run(&plan),
         (Run::Each(_, run), Some(device)) => run(&plan, device),
         (Run::Each(..), None) => unreachable!("it was selected for a device"),
     };
-    match found {
-        Ok(report) => println!("{report}"),
-        Err(error) => match error.downcast_ref::<NotHere>() {
-            Some(NotHere(why)) => println!("{}", json!({"skipped": why})),
-            None => return Err(error),
-        },
+    match spoil {
+        Some(spoil) => finds(spoil, found),
+        None => found,
     }
-    Ok(())
+}
+
+/// A check with a fault passes by finding it.
+fn finds(spoil: Spoil, found: Result<()>) -> Result<()> {
+    match found {
+        Err(error) if format!("{error:#}").contains(spoil.words()) => Ok(()),
+        found => bail!("the fault that was put in was not found: {:#?}", found.err()),
+    }
 }
 
 #[cfg(test)]
@@ -355,7 +333,7 @@ mod tests {
 
     #[test]
     fn what_nobody_names_is_run_by_its_list() {
-        let of = |is_listed| {
+        let of = |is_listed: fn(List) -> bool| {
             let selected = select(&[], &Device::ALL, is_listed).unwrap();
             selected.iter().map(Selected::name).collect::<Vec<_>>()
         };
@@ -404,7 +382,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), count);
         for check in TABLE {
-            assert!(check.limit_s > 0 && !check.about.is_empty());
+            assert!(!check.about.is_empty());
             assert!(Device::ALL.iter().all(|device| device.name() != check.name));
         }
     }
@@ -417,9 +395,19 @@ mod tests {
     }
 
     #[test]
+    fn a_check_with_a_fault_passes_by_finding_it() {
+        let failed = || Err(anyhow::anyhow!("1 instead of 2").context("SHA-256"));
+        finds(Spoil::File, failed()).unwrap();
+        for (spoil, found) in [(Spoil::Card, failed()), (Spoil::File, Ok(()))] {
+            let error = finds(spoil, found).unwrap_err().to_string();
+            assert!(error.contains("was not found"), "{error}");
+        }
+    }
+
+    #[test]
     fn checks_run_in_the_guest_only() {
-        let name = "boot".to_owned();
-        let error = run(&CheckArguments { name, spoil: None }).unwrap_err();
+        let work = String::new();
+        let error = run(&TaskArguments { work }).unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("in the guest of `cargo xtask vm`"), "{error}");
     }

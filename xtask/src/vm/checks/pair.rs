@@ -1,18 +1,16 @@
-//! Two hosts on the two devices of a kind, and LM's programs on them in the mode that the plan demands.
+//! Two hosts on the two devices of a kind, and LM's programs on them.
 
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::NotHere;
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Lone, Program, ip, middle, until};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
-use crate::vm::guest::{cards, facts};
+use crate::vm::guest::cards;
 use crate::vm::protocol::{Mode, Plan, Spoil};
-use crate::vm::qemu;
 
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
@@ -28,14 +26,12 @@ const LIMIT: Duration = Duration::from_secs(15);
 pub(super) struct Pair {
     /// The hosts.
     pub(super) bed: Bed,
-    /// What every receiver must be in.
-    pub(super) mode: Mode,
     /// A fault to put in.
     pub(super) spoil: Option<Spoil>,
 }
 
 impl Pair {
-    /// Two hosts with a link. What the driver lacks in this kernel is no failure.
+    /// Two hosts with a link.
     pub(super) fn new(plan: &Plan, device: Device) -> Result<Pair> {
         Pair::of(plan, device, false)
     }
@@ -51,46 +47,39 @@ impl Pair {
         for note in steering_notes() {
             let _ = std::fs::remove_file(Path::new(STEERING_FOLDER).join(note));
         }
-        if plan.mode == Mode::ZeroCopy {
-            require_zero_copy(device)?;
-        }
         let bed = hosts(device, with_box)?;
         bed.introduce()?;
         Ok(Pair {
             bed,
-            mode: plan.mode,
             spoil: plan.spoil,
         })
     }
 
-    /// A program of LM's for the right host, in the demanded mode.
+    /// A program of LM's for the right host, in zero-copy mode.
     pub(super) fn receiving(&self, line: &str) -> Launch {
-        launch(line, self.mode).core(1)
+        launch(line, Mode::ZeroCopy).core(1)
     }
 
-    /// A program of LM's for the left host: in the demanded mode where it has a card.
+    /// A program of LM's for the left host.
     pub(super) fn sending(&self, line: &str) -> Launch {
-        let mode = if self.is_boxed() { Mode::Copy } else { self.mode };
         let to = self.bed.right().address().to_string();
-        launch(line, mode).args(["--to", &to]).core(0)
+        launch(line, self.sending_mode()).args(["--to", &to]).core(0)
     }
 
-    fn is_boxed(&self) -> bool {
-        self.bed.middle().is_some()
+    /// Zero-copy where the left host has a card.
+    fn sending_mode(&self) -> Mode {
+        match self.bed.middle() {
+            Some(_) => Mode::Copy,
+            None => Mode::ZeroCopy,
+        }
     }
 
-    /// Starts a stream of LM that sleeps while it has nothing to do, in the demanded mode on both cards: receiver and
+    /// Starts a stream of LM that sleeps while it has nothing to do, in zero-copy mode on both cards: receiver and
     /// sender.
     pub(super) fn start_stream(&self, message_len: u64, seconds: [f64; 2]) -> Result<(Program, Program)> {
-        let ends = Ends::stream("lm --idle default", message_len, seconds).mode(self.mode.option());
-        let launch = |words, core| {
-            Launch::new("/bin/lm-bench")
-                .args(words)
-                .core(core)
-                .time_limit(Duration::from_secs(120))
-        };
-        let receiver = self.start_receiver(launch(ends.far(), 1), "ready")?;
-        Ok((receiver, self.start_sender(launch(ends.near(), 0))?))
+        let ends = Ends::stream("lm --idle default", message_len, seconds).mode(Mode::ZeroCopy.option());
+        let receiver = self.start_receiver(lm_bench(ends.far(), 1), "ready")?;
+        Ok((receiver, self.start_sender(lm_bench(ends.near(), 0))?))
     }
 
     /// Starts a receiver and waits until packets can come.
@@ -111,87 +100,77 @@ impl Pair {
         self.bed.left().spawn(launch)
     }
 
-    /// Both ends were in the demanded mode, by their own reports.
+    /// Both ends were in the mode that was demanded, by their own reports.
     pub(super) fn prove_mode(&self, sent: &Value, received: &Value) -> Result<()> {
-        let sender = if self.is_boxed() { Mode::Copy } else { self.mode };
-        for (report, mode, end) in [(received, self.mode, "receiver"), (sent, sender, "sender")] {
-            ensure!(
-                report["mode"] == mode.in_effect() || report["mode"] == mode.of_ends(),
-                "the {end} was in mode {} and not in {}: {report}",
-                report["mode"],
-                mode.in_effect()
-            );
+        ensure_mode(received, Mode::ZeroCopy).context("the receiver")?;
+        ensure_mode(sent, self.sending_mode()).context("the sender")
+    }
+
+    /// What `ethtool -x` says on both hosts; no receiver has left an XDP program or a note of changes behind.
+    pub(super) fn tables(&self) -> Result<[String; 2]> {
+        let hosts = [self.bed.left(), self.bed.right()];
+        for host in hosts {
+            ensure!(!host.has_xdp_program()?, "an XDP program is still attached");
         }
-        Ok(())
+        let notes = steering_notes();
+        ensure!(notes.is_empty(), "notes are left: {}", notes.join(", "));
+        // A device may have none.
+        Ok(hosts.map(|host| ethtool(host, &format!("-x {INTERFACE}")).unwrap_or_default()))
     }
 
-    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table.
-    pub(super) fn traces(&self) -> Result<Traces> {
-        Ok(Traces {
-            xdp: self.bed.left().has_xdp_program()? || self.bed.right().has_xdp_program()?,
-            notes: steering_notes(),
-            tables: [self.bed.left(), self.bed.right()].map(|host| rss_table(host).unwrap_or_default()),
-        })
+    /// Nothing is attached, nothing written down, and the tables are those of before.
+    pub(super) fn ensure_as_before(&self, before: &[String; 2]) -> Result<()> {
+        let now = self.tables()?;
+        ensure!(now == *before, "the RSS tables were {before:?} and are {now:?}");
+        Ok(())
     }
 }
 
-/// What the checks and the programs may leave behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Traces {
-    /// Whether an XDP program is attached.
-    pub(super) xdp: bool,
-    /// Files about changed cards.
-    pub(super) notes: Vec<String>,
-    /// What `ethtool -x` says on both hosts.
-    pub(super) tables: [String; 2],
-}
-
-impl Traces {
-    /// Nothing is attached, nothing written down, and the tables are those of `before`.
-    pub(super) fn ensure_as_before(&self, before: &Traces) -> Result<()> {
-        ensure!(!self.xdp, "an XDP program is still attached");
-        ensure!(self.notes.is_empty(), "notes are left: {}", self.notes.join(", "));
-        ensure!(
-            self.tables == before.tables,
-            "the RSS tables were {:?} and are {:?}",
-            before.tables,
-            self.tables
-        );
-        Ok(())
-    }
+/// A program's report says that it was in that mode: as LM's programs call it, or as the ends of measurements do.
+pub(super) fn ensure_mode(report: &Value, mode: Mode) -> Result<()> {
+    let names = match mode {
+        Mode::ZeroCopy => ["zero-copy", "native zero-copy"],
+        Mode::Copy | Mode::Auto => ["copy-native", "native copy"],
+    };
+    ensure!(
+        names.iter().any(|name| report["mode"] == *name),
+        "it was in mode {} and not in {}: {report}",
+        report["mode"],
+        names[0]
+    );
+    Ok(())
 }
 
 /// Files in the folder where changed cards are written down.
 pub(super) fn steering_notes() -> Vec<String> {
     let entries = std::fs::read_dir(STEERING_FOLDER).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| name.ends_with(".json")).collect();
-    names.sort();
-    names
+    names.filter(|name| name.ends_with(".json")).collect()
 }
 
-/// What `ethtool -x` says; `None` where the device has no table.
-pub(super) fn rss_table(host: &Host) -> Option<String> {
-    let program = Launch::new("ethtool").args(["-x", INTERFACE]);
-    let output = host.spawn(program).ok()?.outcome().ok()?;
-    output.status.success().then_some(output.stdout)
+/// What `ethtool` says, by its command line.
+pub(super) fn ethtool(host: &Host, line: &str) -> Result<String> {
+    let program = Launch::new("ethtool").args(line.split(' '));
+    Ok(host.spawn(program)?.finish()?.stdout)
 }
 
 /// A program of LM's on [`INTERFACE`], by its command line.
 pub(super) fn launch(line: &str, mode: Mode) -> Launch {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
-    let idle = ["--idle", "default"];
     // lm-recv and lm-send have no such option: it is their way.
-    let idle = match program {
-        "lm-recv" | "lm-send" => &[],
-        _ => &idle[..],
-    };
+    let idle = (program == "lm-check").then_some(["--idle", "default"]);
     Launch::new(format!("/bin/{program}"))
         .args(words)
         .args(["--interface", INTERFACE, "--mode", mode.option()])
-        .args(idle)
+        .args(idle.into_iter().flatten())
         .time_limit(Duration::from_secs(120))
+}
+
+/// `lm-bench` on a core.
+pub(super) fn lm_bench(words: impl IntoIterator<Item = String>, core: usize) -> Launch {
+    let launch = Launch::new("/bin/lm-bench").args(words).core(core);
+    launch.time_limit(Duration::from_secs(120))
 }
 
 /// The interfaces of the two cards of a kind; none of a kind that is no card.
@@ -199,7 +178,7 @@ pub(super) fn two_cards(device: Device) -> Result<Option<[String; 2]>> {
     let Some(driver) = device.driver() else {
         return Ok(None);
     };
-    let found: Vec<String> = cards(driver).into_iter().map(|card| card.interface).collect();
+    let found: Vec<String> = cards(driver).into_iter().map(|card| card.name).collect();
     let count = found.len();
     let two = found.try_into().ok();
     two.map(Some)
@@ -280,24 +259,18 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
 /// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then
 /// the card begins anew.
 pub(super) fn await_detached(host: &Host) -> Result<()> {
-    until(
-        &format!("no XDP program is attached on {}", host.name()),
-        LIMIT,
-        || Ok(!host.has_xdp_program()?),
-    )
+    let what = format!("no XDP program is attached on {}", host.name());
+    until(&what, LIMIT, || Ok(!host.has_xdp_program()?))
 }
 
 /// Sends everything that comes in to one queue, as a rule of a real card would. Whether that worked.
-pub(super) fn steer(host: &Host, queue: u32) -> Result<bool> {
-    let queue = queue.to_string();
-    let program = Launch::new("ethtool").args(["-X", INTERFACE, "start", &queue, "equal", "1"]);
-    Ok(host.spawn(program)?.outcome()?.status.success())
+pub(super) fn steer(host: &Host, queue: u32) -> bool {
+    ethtool(host, &format!("-X {INTERFACE} start {queue} equal 1")).is_ok()
 }
 
 /// Takes back what anybody has set of the RSS table.
 pub(super) fn spread_evenly(host: &Host) -> Result<()> {
-    let program = Launch::new("ethtool").args(["-X", INTERFACE, "default"]);
-    host.spawn(program)?.finish().map(drop)
+    ethtool(host, &format!("-X {INTERFACE} default")).map(drop)
 }
 
 /// Gives each queue of two igb cards one NAPI instance for both ways, or one for each way again, which it has while no
@@ -306,76 +279,14 @@ pub(super) fn spread_evenly(host: &Host) -> Result<()> {
 pub(super) fn share_instances(bed: &Bed, shared: bool) -> Result<()> {
     for host in [bed.left(), bed.right()] {
         set_queues(host, if shared { SHARING_QUEUES } else { 2 })?;
-        let spread = Launch::new("ethtool").args(["-X", INTERFACE]);
-        let spread = match shared {
-            true => spread.args(["equal", "2"]),
-            false => spread.args(["default"]),
-        };
-        host.spawn(spread)?.finish()?;
+        match shared {
+            true => ethtool(host, &format!("-X {INTERFACE} equal 2")).map(drop)?,
+            false => spread_evenly(host)?,
+        }
     }
     await_link(bed)
 }
 
-/// What is done that the packets for a bare socket come to its queue: which one a packet comes to is the card's choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Steering {
-    /// Whoever receives sees to it, or there is one queue.
-    Nothing,
-    /// The card's RSS table names that queue alone.
-    Table(u32),
-    /// The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set, the
-    /// driver names the number of queues once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and QEMU has no
-    /// table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun chooses a queue by its own hash.
-    OneQueue,
-}
-
-impl Steering {
-    pub(super) fn of_bare(device: Device, queue: u32, has_queues: bool) -> Steering {
-        match device {
-            Device::Igb => Steering::Table(queue),
-            Device::VirtioNet if has_queues => Steering::OneQueue,
-            Device::VirtioNet | Device::Veth => Steering::Nothing,
-        }
-    }
-
-    pub(super) fn begin(self, host: &Host) -> Result<()> {
-        match self {
-            Steering::Nothing => Ok(()),
-            Steering::Table(queue) => {
-                let is_steered = steer(host, queue)?;
-                ensure!(is_steered, "{} takes no RSS table for queue {queue}", host.name());
-                Ok(())
-            }
-            Steering::OneQueue => set_queues(host, 1),
-        }
-    }
-
-    /// The card keeps what was set when the bed has gone.
-    pub(super) fn end(self, host: &Host) -> Result<()> {
-        match self {
-            Steering::Nothing => Ok(()),
-            Steering::Table(_) => spread_evenly(host),
-            Steering::OneQueue => set_queues(host, qemu::VIRTIO_QUEUES),
-        }
-    }
-}
-
-fn set_queues(host: &Host, queues: u32) -> Result<()> {
-    let program = Launch::new("ethtool").args(["-L", INTERFACE, "combined", &queues.to_string()]);
-    host.spawn(program)?.finish().map(drop)
-}
-
-/// Where this kernel's driver has no zero-copy, what needs it is skipped.
-pub(super) fn require_zero_copy(device: Device) -> Result<()> {
-    let release = facts()["kernel"].as_str().unwrap_or_default().to_owned();
-    let since = device.zerocopy_since().context("this device has no zero-copy")?;
-    if qemu::numbers(&release) < since.to_vec() {
-        bail!(NotHere(format!(
-            "{} has zero-copy since Linux {}.{}, and this is {release}; take a newer one (--kernel FILE --modules DIR)",
-            device.name(),
-            since[0],
-            since[1]
-        )));
-    }
-    Ok(())
+pub(super) fn set_queues(host: &Host, queues: u32) -> Result<()> {
+    ethtool(host, &format!("-L {INTERFACE} combined {queues}")).map(drop)
 }

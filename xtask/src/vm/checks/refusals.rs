@@ -2,51 +2,45 @@
 //! copy mode, and a warning where the driver could do more.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
-use super::pair::{Pair, await_link, hosts, launch, spread_evenly};
-use crate::bed::{Bed, Host, INTERFACE, Launch};
-use crate::soak::fates;
+use super::pair::{Pair, await_link, ensure_mode, launch, set_queues, spread_evenly};
+use super::streams::Stream;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// A device of one queue, no huge pages, and both undone again; sums of a device that makes none.
-pub(super) fn cards(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn cards(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
     let right = pair.bed.right();
 
     // A table that somebody has set, be it the one from before, keeps the queues that it names.
     spread_evenly(right)?;
-    ethtool(right, &["-L", INTERFACE, "combined", "1"])?;
+    set_queues(right, 1)?;
     await_link(&pair.bed)?;
-    let one_queue = refused_and_copied(&pair.bed, "queue", "", true);
-    ethtool(right, &["-L", INTERFACE, "combined", "2"])?;
-    let one_queue = one_queue.context("with one queue")?;
+    let one_queue = refused_and_copied(&pair, "queue", "", true);
+    set_queues(right, 2)?;
+    one_queue.context("with one queue")?;
     await_link(&pair.bed)?;
-    let before = pair.traces()?;
-    before.ensure_as_before(&before)?;
+    let before = pair.tables()?;
 
     let reserved =
         std::fs::read_to_string(HUGE_PAGES).with_context(|| format!("cannot read {HUGE_PAGES}"))?;
     reserve_huge_pages("0")?;
-    let no_huge_pages = refused_and_copied(&pair.bed, "huge", "", true);
+    let no_huge_pages = refused_and_copied(&pair, "huge", "", true);
     reserve_huge_pages(reserved.trim())?;
-    let no_huge_pages = no_huge_pages.context("without huge pages")?;
+    no_huge_pages.context("without huge pages")?;
 
-    pair.traces()?.ensure_as_before(&before)?;
+    pair.ensure_as_before(&before)?;
     // Of the drivers that can be had here none does, and the kernel does it in copy mode.
-    let no_sums = refused_and_copied(&pair.bed, "checksum", " --checksum offload", true)?;
-    pair.traces()?.ensure_as_before(&before)?;
-    Ok(json!({"one_queue": one_queue, "no_huge_pages": no_huge_pages, "no_sums": no_sums}))
+    refused_and_copied(&pair, "checksum", "--checksum offload", true)?;
+    pair.ensure_as_before(&before)
 }
 
 /// A driver without zero-copy.
-pub(super) fn veth(_plan: &Plan, device: Device) -> Result<Value> {
-    let bed = hosts(device, false)?;
-    let found = refused_and_copied(&bed, "zero-copy", "", false)?;
-    Ok(json!({"no_driver": found}))
+pub(super) fn veth(plan: &Plan, device: Device) -> Result<()> {
+    refused_and_copied(&Pair::new(plan, device)?, "zero-copy", "", false)
 }
 
 fn reserve_huge_pages(count: &str) -> Result<()> {
@@ -60,21 +54,14 @@ fn reserve_huge_pages(count: &str) -> Result<()> {
     Ok(())
 }
 
-fn ethtool(host: &Host, arguments: &[&str]) -> Result<()> {
-    let program = Launch::new("ethtool").args(arguments);
-    host.spawn(program)?.finish().map(drop)
-}
-
 /// Who demands zero-copy on the right host with these `options` is refused, in one line that says `word` and what to
 /// do; `auto` copies and works, and says so where the driver has zero-copy.
-fn refused_and_copied(bed: &Bed, word: &str, options: &str, has_driver: bool) -> Result<Value> {
-    let mut refusals = Vec::new();
+fn refused_and_copied(pair: &Pair, word: &str, options: &'static str, has_driver: bool) -> Result<()> {
+    let (left, right) = (pair.bed.left(), pair.bed.right());
     for line in ["lm-recv --from-anyone --output /tmp", "lm-check messages"] {
-        let program = bed
-            .right()
-            .spawn(launch(&format!("{line}{options}"), Mode::ZeroCopy))?;
+        let program = right.spawn(launch(&format!("{line} {options}"), Mode::ZeroCopy))?;
         let output = program.outcome()?;
-        let said = output.stderr.trim().to_owned();
+        let said = output.stderr.trim();
         ensure!(
             output.status.code() == Some(1),
             "{line} ended with {} and not with exit code 1: {said}",
@@ -85,39 +72,27 @@ fn refused_and_copied(bed: &Bed, word: &str, options: &str, has_driver: bool) ->
             "{line} does not say in one line that it is about {word:?} and what to do: {said:?}"
         );
         ensure!(
-            !bed.right().has_xdp_program()?,
+            !right.has_xdp_program()?,
             "{line} was refused, and an XDP program is attached"
         );
-        refusals.push(said);
     }
-    await_link(bed)?;
-    let plan = "--seed 3 --lens 100000 --messages 4";
-    let mut receiver = bed
-        .right()
-        .spawn(launch(&format!("lm-check messages {plan}{options}"), Mode::Auto))?;
-    receiver.await_text("ready")?;
-    await_link(bed)?;
-    let to = bed.right().address().to_string();
-    let sender = launch(&format!("lm-check messages {plan} --to {to}"), Mode::Copy);
-    let sent = bed.left().spawn(sender)?.finish()?.json().context("the sender")?;
+    let stream = Stream {
+        options: ["", options],
+        ..Stream::of(vec![100_000], 4)
+    };
+    let [sending, receiving] = stream.lines();
+    let receiver = pair.start_receiver(launch(&receiving, Mode::Auto), "ready")?;
+    let sender = launch(&sending, Mode::Copy).args(["--to", &right.address().to_string()]);
+    let sent = left.spawn(sender)?.finish()?.json().context("the sender")?;
     let output = receiver.stop()?;
     let received = output.json().with_context(|| output.stderr.clone())?;
-    fates::compare("reliable", 4, &sent, &received)
-        .with_context(|| format!("sender {sent}; receiver {received}"))?;
-    ensure!(
-        received["mode"] == Mode::Copy.in_effect(),
-        "mode auto became {}",
-        received["mode"]
-    );
-    let warning = output
-        .stderr
-        .lines()
-        .find(|line| line.contains("no zero-copy mode"));
+    (stream.judge(&sent, &received, None)).with_context(|| format!("sender {sent}; receiver {received}"))?;
+    ensure_mode(&received, Mode::Copy).context("mode auto")?;
     // Of a driver that never has zero-copy nobody expects it.
     ensure!(
-        warning.is_some() || !has_driver,
+        output.stderr.contains("no zero-copy mode") || !has_driver,
         "no warning of the fallback: {:?}",
         output.stderr
     );
-    Ok(json!({"refusals": refusals, "warning": warning, "receive": received}))
+    Ok(())
 }

@@ -52,7 +52,7 @@ pub(super) fn messages(wanted: Option<Spoil>, receiver: u32) -> Result<()> {
 /// Leaves a card with another table than it had.
 pub(super) fn card(wanted: Option<Spoil>, host: &Host) -> Result<()> {
     if is_due(wanted, Spoil::Card) {
-        ensure!(steer(host, LANDING_QUEUE)?, "the card takes no other table");
+        ensure!(steer(host, LANDING_QUEUE), "the card takes no other table");
     }
     Ok(())
 }

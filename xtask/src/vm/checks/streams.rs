@@ -1,16 +1,17 @@
 //! Streams whose every byte the receiver knows: sizes and windows, with and without foreign traffic on the landing
 //! queue, and messages that are kept and looked at after their delivery (I1).
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::ends::await_stream;
-use super::pair::{Pair, await_link};
+use super::pair::{Pair, await_link, ethtool};
 use super::spoil;
 use super::transfer::{self, Source};
-use crate::bed::{INTERFACE, Impairments, Launch, Program, ip};
+use crate::bed::{Host, INTERFACE, Impairments, Launch, Program, ip};
 use crate::soak::fates;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan, Spoil};
@@ -44,35 +45,12 @@ pub(super) struct Stream {
     pub(super) foreign: bool,
     /// Bytes of delivered messages that are kept and looked at again.
     pub(super) hold: u64,
-    /// Whether messages are read while they arrive.
-    pub(super) read: bool,
     /// Decides the contents.
     pub(super) seed: u64,
     /// What becomes of messages that lose fragments.
     pub(super) delivery: &'static str,
-    /// Whether fragments are IP fragments.
-    pub(super) ipfrag: bool,
-    /// Whether the receiver takes those in zero-copy mode.
-    pub(super) exclusive: bool,
-}
-
-impl Default for Stream {
-    fn default() -> Stream {
-        Stream {
-            lens: Vec::new(),
-            messages: 0,
-            in_flight: 4,
-            window: 256,
-            mtu: 1500,
-            foreign: false,
-            hold: 0,
-            read: false,
-            seed: 1,
-            delivery: "reliable",
-            ipfrag: false,
-            exclusive: false,
-        }
-    }
+    /// More options of the sender and of the receiver.
+    pub(super) options: [&'static str; 2],
 }
 
 impl Stream {
@@ -81,13 +59,21 @@ impl Stream {
         Stream {
             messages: lens.len() * times,
             lens,
-            ..Stream::default()
+            in_flight: 4,
+            window: 256,
+            mtu: 1500,
+            foreign: false,
+            hold: 0,
+            seed: 1,
+            delivery: "reliable",
+            options: ["", ""],
         }
     }
 
-    fn arguments(&self) -> String {
+    /// The command lines of sender and receiver.
+    pub(super) fn lines(&self) -> [String; 2] {
         let lens: Vec<String> = self.lens.iter().map(u64::to_string).collect();
-        format!(
+        let line = format!(
             "lm-check messages --time-limit 110 --seed {} --lens {} --messages {} --in-flight {} --window {} --mtu {}",
             self.seed,
             lens.join(","),
@@ -95,23 +81,21 @@ impl Stream {
             self.in_flight,
             self.window,
             self.mtu
-        )
+        );
+        let [sender, receiver] = self.options;
+        [
+            format!("{line} --patience 90 --delivery {} {sender}", self.delivery),
+            format!("{line} --hold {} {receiver}", self.hold),
+        ]
     }
 
-    /// Sends everything from left to right and compares what both sides say. In a bed with a box that is to be running.
-    pub(super) fn run(&self, pair: &Pair) -> Result<Value> {
-        let exclusive = if self.exclusive { " --exclusive" } else { "" };
-        let read = if self.read { " --read" } else { "" };
-        let line = format!("{} --hold {}{exclusive}{read}", self.arguments(), self.hold);
-        let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
-        let ipfrag = if self.ipfrag { " --ipfrag" } else { "" };
-        let line = format!(
-            "{} --patience 90 --delivery {}{ipfrag}",
-            self.arguments(),
-            self.delivery
-        );
+    /// Sends everything from left to right in zero-copy mode and compares what both sides say; the reports of sender
+    /// and receiver. In a bed with a box that is to be running.
+    pub(super) fn run(&self, pair: &Pair) -> Result<[Value; 2]> {
+        let [sending, receiving] = self.lines();
+        let receiver = pair.start_receiver(pair.receiving(&receiving), "ready")?;
         // The receiver ends by itself in any case: killed, it would leave its changes of the card to the next check.
-        let sent = self.send(pair, &line, receiver.id());
+        let sent = self.send(pair, &sending, receiver.id());
         let received = receiver.stop()?;
         ensure!(
             received.status.success(),
@@ -122,13 +106,17 @@ impl Stream {
         let received = received.json().context("the receiver")?;
         // Whatever became of the sender: what it sent before was wrong.
         fates::ensure_no_fault(&received)?;
-        let (sent, flood) = sent.with_context(|| format!("the receiver: {received}"))?;
-        self.judge(pair, &sent, &received, flood.as_ref())
-            .with_context(|| format!("sender {sent}; receiver {received}; foreign packets {flood:?}"))?;
-        Ok(json!({
-            "window": self.window, "mtu": self.mtu, "messages": self.messages,
-            "sender": sent, "receiver": received, "foreign": flood,
-        }))
+        let others = || {
+            // Whether something was lost on the way.
+            let hosts = [pair.bed.left(), pair.bed.right()];
+            let counted = hosts.map(|host| ethtool(host, &format!("-S {INTERFACE}")));
+            format!("the receiver: {received}; the cards counted {counted:?}")
+        };
+        let (sent, flood) = sent.with_context(others)?;
+        let judged = pair.prove_mode(&sent, &received);
+        let judged = judged.and_then(|()| self.judge(&sent, &received, flood.as_ref()));
+        judged.with_context(|| format!("sender {sent}; foreign packets {flood:?}; {}", others()))?;
+        Ok([sent, received])
     }
 
     /// Runs the sender, with foreign packets beside it if there are to be any: both reports.
@@ -148,15 +136,12 @@ impl Stream {
         let sent = sender.finish()?.json().context("the sender")?;
         let flood = flood.map(|flood| {
             let output = flood.stop()?;
-            output
-                .json()
-                .with_context(|| format!("lm-check flood: {}", output.stderr))
+            (output.json()).with_context(|| format!("lm-check flood: {}", output.stderr))
         });
         Ok((sent, flood.transpose()?))
     }
 
-    fn judge(&self, pair: &Pair, sent: &Value, received: &Value, flood: Option<&Value>) -> Result<()> {
-        pair.prove_mode(sent, received)?;
+    pub(super) fn judge(&self, sent: &Value, received: &Value, flood: Option<&Value>) -> Result<()> {
         let fates = fates::compare(self.delivery, self.messages as u64, sent, received)?;
         ensure!(
             self.delivery != "reliable" || fates.whole == self.messages as u64,
@@ -170,11 +155,6 @@ impl Stream {
                 received["held"]
             );
         }
-        ensure!(
-            !self.read || received["read"]["early_bytes"].as_u64() > Some(0),
-            "no byte was read before its message was whole: {}",
-            received["read"]
-        );
         if let Some(flood) = flood {
             for kind in ["plain", "vlan", "long"] {
                 ensure!(
@@ -183,10 +163,9 @@ impl Stream {
                 );
             }
             // On the landing queue they take entries, and what lies there is no fragment.
-            let spoiled = ["fragment_corrupt", "fragment_stale"]
-                .map(|drop| received["drops"][drop].as_u64().unwrap_or(0));
+            let is_taken = |drop: &str| received["drops"][drop].as_u64() > Some(0);
             ensure!(
-                pair.mode == Mode::Copy || spoiled.iter().sum::<u64>() > 0,
+                ["fragment_corrupt", "fragment_stale"].into_iter().any(is_taken),
                 "no entry was taken by a foreign packet: they missed the landing queue"
             );
         }
@@ -196,7 +175,7 @@ impl Stream {
     /// Starts packets with the addresses and ports of the fragments, until it is stopped.
     fn flood(&self, pair: &Pair, source_port: &str) -> Result<Program> {
         let (left, right) = (pair.bed.left(), pair.bed.right());
-        let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
+        let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
         let line = format!(
             "flood --interface {INTERFACE} --to {} --to-mac {} --from {} --from-mac {} --port {PORT} --source-port \
                 {source_port} \
@@ -208,12 +187,8 @@ impl Stream {
             self.mtu,
             self.seed
         );
-        left.spawn(
-            Launch::new("/bin/lm-check")
-                .args(line.split_whitespace())
-                .core(0)
-                .time_limit(Duration::from_secs(120)),
-        )
+        let launch = Launch::new("/bin/lm-check").args(line.split_whitespace()).core(0);
+        left.spawn(launch.time_limit(Duration::from_secs(120)))
     }
 }
 
@@ -240,34 +215,34 @@ fn lens(mtu: u64, window: u32) -> Vec<u64> {
 
 /// The sender's card takes packets that are longer than the receiver's may be. Before any XDP program is there: igb
 /// then chooses its buffers.
-fn widen_sender(pair: &Pair) -> Result<()> {
+fn widened(plan: &Plan, device: Device) -> Result<Pair> {
+    let pair = Pair::new(plan, device)?;
     let commands = [format!("link set dev {INTERFACE} mtu {LONG_MTU}")];
     ip::batch(Some(pair.bed.left().name()), &commands)?;
-    await_link(&pair.bed)
+    await_link(&pair.bed)?;
+    Ok(pair)
 }
 
 /// Windows and lengths, each without foreign packets.
-pub(super) fn sizes(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn sizes(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
-    let run = |window: u32| {
+    let windows: &[u32] = if plan.short { &[256] } else { &[16, 256, 4096] };
+    for &window in windows {
         let stream = Stream {
             window,
             in_flight: 2,
             ..Stream::of(lens(1500, window), 1)
         };
-        stream
-            .run(&pair)
-            .with_context(|| format!("windows of {window} fragments"))
-    };
-    let windows: &[u32] = if plan.short { &[256] } else { &[16, 256, 4096] };
-    windows.iter().map(|&window| run(window)).collect()
+        (stream.run(&pair)).with_context(|| format!("windows of {window} fragments"))?;
+    }
+    Ok(())
 }
 
 /// The same with foreign packets: as long as fragments, tagged, longer, and longer than the receiver's MTU.
-pub(super) fn foreign(plan: &Plan, device: Device) -> Result<Value> {
-    let pair = Pair::new(plan, device)?;
-    widen_sender(&pair)?;
-    let run = |(window, mtu, in_flight): (u32, u64, u32)| {
+pub(super) fn foreign(plan: &Plan, device: Device) -> Result<()> {
+    let pair = widened(plan, device)?;
+    let runs = [(256, SHORT_MTU, 2), (16, 1500, 2), (4096, 1500, 1)];
+    for &(window, mtu, in_flight) in &runs[..if plan.short { 1 } else { 3 }] {
         let stream = Stream {
             window,
             mtu,
@@ -276,57 +251,52 @@ pub(super) fn foreign(plan: &Plan, device: Device) -> Result<Value> {
             seed: u64::from(window),
             ..Stream::of(lens(mtu, window), 2)
         };
-        stream
-            .run(&pair)
-            .with_context(|| format!("windows of {window} fragments, MTU {mtu}"))
-    };
-    let runs: &[(u32, u64, u32)] = if plan.short {
-        &[(256, SHORT_MTU, 2)]
-    } else {
-        &[(16, 1500, 2), (256, SHORT_MTU, 2), (4096, 1500, 1)]
-    };
-    runs.iter().map(|&one| run(one)).collect()
+        (stream.run(&pair)).with_context(|| format!("windows of {window} fragments, MTU {mtu}"))?;
+    }
+    Ok(())
 }
 
 /// Delivered messages are kept while later ones and foreign packets come.
-pub(super) fn finality(plan: &Plan, device: Device) -> Result<Value> {
-    let pair = Pair::new(plan, device)?;
-    widen_sender(&pair)?;
+pub(super) fn finality(plan: &Plan, device: Device) -> Result<()> {
+    let lens = vec![64 << 10, 1 << 20, 5000, 300_000, 200, 700_001];
     let stream = Stream {
         foreign: true,
         hold: 12 << 20,
         mtu: SHORT_MTU,
-        ..Stream::of(
-            vec![64 << 10, 1 << 20, 5000, 300_000, 200, 700_001],
-            if plan.short { 8 } else { 30 },
-        )
+        ..Stream::of(lens, if plan.short { 8 } else { 30 })
     };
-    stream.run(&pair)
+    stream.run(&widened(plan, device)?).map(drop)
 }
 
 /// Messages are read while they arrive, and a file's leave while they are read and are written while they arrive.
-pub(super) fn reading(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn reading(plan: &Plan, device: Device) -> Result<()> {
     // Of igb's first MiB the digests are here when all of it is.
     let stream = Stream {
-        read: true,
+        options: ["", "--read"],
         window: 16,
         in_flight: 2,
         ..Stream::of(vec![4 << 20], 3)
     };
-    let streamed = stream.run(&Pair::new(plan, device)?)?;
+    let pair = Pair::new(plan, device)?;
+    let [_, received] = stream.run(&pair)?;
+    ensure!(
+        received["read"]["early_bytes"].as_u64() > Some(0),
+        "no byte was read before its message was whole: {}",
+        received["read"]
+    );
     let source = Source::new(6 << 20)?;
-    let (_, sent, received) = transfer::pass(device, &source, plan.mode, &["--message-size", "2MiB"])?;
+    let (sent, _) = transfer::pass(&pair, &source, Mode::ZeroCopy, "--message-size 2MiB")?;
     source.ensure_same(&source.received())?;
     // Longer ones than those that leave when they are whole.
     ensure!(
         sent["messages"].as_u64() == Some(3),
         "other messages were sent: {sent}"
     );
-    Ok(json!({"streamed": streamed, "send": sent, "receive": received.json()?}))
+    Ok(())
 }
 
 /// Loss, duplication, reordering and corruption between the sender and the receiver's card.
-pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn repair(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::with_box(plan, device)?;
     let all = [
         ("reliable", "1%", "0.5%", "1%", "0"),
@@ -337,15 +307,12 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
         ("reliable", "0.5%", "0", "0", "1%"),
     ];
     let plans = if plan.short { &all[..1] } else { &all };
-    let mut reports = Vec::new();
     for (seed, &(delivery, loss, duplicate, reorder, corrupt)) in (1..).zip(plans) {
         let impairments = Impairments(format!(
             "--loss {loss} --loss-burst 2 --duplicate {duplicate} --reorder {reorder} --reorder-by 5 --corrupt \
                 {corrupt} --seed {seed}"
         ));
-        let running = pair
-            .bed
-            .start_box(std::path::Path::new("/bin/lm-bench"), &impairments)?;
+        let running = pair.bed.start_box(Path::new("/bin/lm-bench"), &impairments)?;
         let stream = Stream {
             delivery,
             seed,
@@ -353,15 +320,13 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
             hold: 4 << 20,
             ..Stream::of(vec![1 << 20, 1000, 64 << 10, 300_000, 10_000], 10)
         };
-        let report = stream.run(&pair);
+        let passed = stream.run(&pair);
         let forwarded = running.stop()?;
-        let mut report = report.with_context(|| format!("{impairments:?}; the box: {forwarded}"))?;
+        passed.with_context(|| format!("{impairments:?}; the box: {forwarded}"))?;
         let lost = forwarded["rightward"]["lost"].as_u64();
         ensure!(lost > Some(0), "the box lost nothing: {forwarded}");
-        report["box"] = forwarded;
-        reports.push(report);
     }
-    Ok(Value::Array(reports))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! Files through `lm-send` and `lm-recv`, as users send them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::pair::{LANDING_QUEUE, Pair, await_link, hosts, steer};
+use super::pair::{LANDING_QUEUE, Pair, launch, steer};
+use crate::bed::Output;
 use crate::bed::leftovers::{Registered, temporary_folder};
-use crate::bed::{INTERFACE, Launch, Output};
 use crate::content;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
@@ -56,54 +55,26 @@ impl Source {
     }
 }
 
-pub(super) fn transfer(_plan: &Plan, device: Device) -> Result<Value> {
+pub(super) fn transfer(plan: &Plan, device: Device) -> Result<()> {
     let source = Source::new(FILE_LEN)?;
-    let (steered, sent, received) = pass(device, &source, Mode::Copy, &[])?;
-    source.ensure_same(&source.received())?;
-    let report = received.json().context("lm-recv --json")?;
-    Ok(
-        json!({"bytes": FILE_LEN, "sha256": source.sha256, "steered_to_queue_1": steered,
-            "send": sent, "receive": report}),
-    )
+    pass(&Pair::new(plan, device)?, &source, Mode::Copy, "")?;
+    source.ensure_same(&source.received())
 }
 
-/// Passes a file from one host to another on a bed of its own, `options` being the sender's: whether it was steered to
-/// the landing queue by the check, the sender's report, and what the receiver said.
-pub(super) fn pass(
-    device: Device,
-    source: &Source,
-    mode: Mode,
-    options: &[&str],
-) -> Result<(bool, Value, Output)> {
-    let bed = hosts(device, false)?;
-    let (left, right) = (bed.left(), bed.right());
-    let tool = |name: &str, core| {
-        Launch::new(Path::new("/bin").join(name))
-            .args(["--interface", INTERFACE, "--mode", mode.option(), "--json"])
-            .core(core)
-            .time_limit(Duration::from_secs(50))
-    };
-    let receiver = tool("lm-recv", 1).args(["--count", "1", "--from-anyone", "--output"]);
-    let mut receiver = right.spawn(receiver.arg(source.received()))?;
+/// Passes a file from one host to another, `options` being the sender's: the sender's report, and what the receiver
+/// said.
+pub(super) fn pass(pair: &Pair, source: &Source, mode: Mode, options: &str) -> Result<(Value, Output)> {
+    let right = pair.bed.right();
+    let receiver = launch("lm-recv --json --count 1 --from-anyone", mode).arg("--output");
     // Said when the gate is attached; the control port is bound before.
-    receiver.await_text("listening on")?;
-    // The gate made the card begin anew.
-    await_link(&bed)?;
+    let receiver = pair.start_receiver(receiver.arg(source.received()).core(1), "listening on")?;
     // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table
-    // (virtio_net_handle_mq of hw/net/virtio-net.c). In zero-copy mode LM steers.
-    let steered = mode == Mode::Copy && device != Device::Veth && steer(right, LANDING_QUEUE)?;
-    let sender = tool("lm-send", 0)
-        .args(["--to", &right.address().to_string()])
-        .args(options)
-        .arg(&source.file);
-    let sent = left.spawn(sender)?.finish().context("lm-send")?;
-    let sent = sent.json().context("lm-send --json")?;
-    Ok((steered, sent, receiver.finish()?))
-}
-
-/// Sends the file once; the sender's report.
-pub(super) fn send_file(pair: &Pair, source: &Source) -> Result<Value> {
-    let sender = pair.sending("lm-send --json").arg(&source.file);
-    let sent = pair.start_sender(sender)?.finish()?;
-    sent.json().context("lm-send --json")
+    // (virtio_net_handle_mq of hw/net/virtio-net.c). In zero-copy mode LM steers, and on veth nothing does.
+    if mode == Mode::Copy {
+        steer(right, LANDING_QUEUE);
+    }
+    let sender = launch(&format!("lm-send --json {options}"), mode).core(0);
+    let sender = sender.args(["--to", &right.address().to_string()]);
+    let sent = pair.start_sender(sender.arg(&source.file))?.finish()?;
+    Ok((sent.json().context("lm-send --json")?, receiver.finish()?))
 }

@@ -4,10 +4,10 @@
 //! takes three at most here, with interrupts held back, too.
 
 use anyhow::{Result, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::card::{DRIVERS_OWN, LmBench, set_usecs};
-use super::pair::{hosts, require_zero_copy};
+use super::pair::hosts;
 use crate::bed::{Bed, INTERFACE};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Plan, Spoil};
@@ -16,9 +16,6 @@ use crate::vm::qemu::Clock;
 const SYSTEMS: [&str; 2] = ["lm", "lm --idle default"];
 /// One packet, the most that goes without a session, a few fragments, many.
 const SIZES: [u64; 4] = [64, 1024, 7168, 65_536];
-/// Whom packets wait for as well, up to the longest datagram.
-const BESIDE: &str = "udp-spinning,udp-blocking";
-const SIZES_BESIDE: &str = "64,1024,7168";
 const ROUND_TRIPS: u32 = 20;
 const TIMER_NS: u64 = 10_000_000;
 /// Longer than any command here takes, in seconds.
@@ -31,8 +28,7 @@ const INTERVALS: [u32; 2] = [0, 60];
 const SPOILED: [u32; 1] = [10_000];
 
 /// Every length, polling and sleeping, interrupts held back and not.
-pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
-    require_zero_copy(device)?;
+pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     let bed = hosts(device, false)?;
     bed.introduce()?;
     if device != Device::Igb {
@@ -43,14 +39,13 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
         Some(Spoil::Interrupts) => &SPOILED[..],
         _ => &INTERVALS,
     };
-    let found = intervals.iter().map(|&usecs| {
+    let found = intervals.iter().try_for_each(|&usecs| {
         set_both(&bed, usecs)?;
-        Ok((usecs.to_string(), measure(&bed, plan.clock)?["rows"].take()))
+        measure(&bed, plan.clock)
     });
-    let found = found.collect::<Result<Map<String, Value>>>();
     // The card keeps its setting when the bed has gone.
     set_both(&bed, DRIVERS_OWN)?;
-    Ok(json!({"usecs": found?}))
+    found
 }
 
 fn set_both(bed: &Bed, usecs: u32) -> Result<()> {
@@ -62,22 +57,16 @@ fn set_both(bed: &Bed, usecs: u32) -> Result<()> {
     Ok(())
 }
 
-fn measure(bed: &Bed, clock: Clock) -> Result<Value> {
+fn measure(bed: &Bed, clock: Clock) -> Result<()> {
     let bench = LmBench::serve(bed, LIMIT)?;
     let sizes = SIZES.map(|size| size.to_string()).join(",");
-    let line = |sizes: &str| {
-        format!("--tasks round-trips --rounds 1 --sizes {sizes} --count {ROUND_TRIPS} --seconds 5")
-    };
-    let zero_copy = format!("{} --mode zero-copy", line(&sizes));
-    let (ended, report) = bench.run(&SYSTEMS.join(","), &zero_copy)?;
-    ensure!(ended.status.success(), "{zero_copy}: {}", ended.stderr.trim());
-    let beside = match clock {
-        Clock::Real => bench.run(BESIDE, &line(SIZES_BESIDE))?.1,
-        Clock::Instructions => Value::Null,
-    };
+    let line = format!(
+        "--tasks round-trips --rounds 1 --sizes {sizes} --count {ROUND_TRIPS} --seconds 5 --mode zero-copy"
+    );
+    let (ended, report) = bench.run(&SYSTEMS.join(","), &line)?;
     bench.stop()?;
-    judge(&report, clock)?;
-    Ok(json!({"rows": report["rows"], "beside": beside["rows"]}))
+    ensure!(ended.status.success(), "{line}: {}", ended.stderr.trim());
+    judge(&report, clock)
 }
 
 /// Where packets have the guest's time, and that is instructions, no round trip takes as long as a timer; in this
@@ -113,6 +102,8 @@ fn judge(report: &Value, clock: Clock) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn report(longest: f64) -> Value {

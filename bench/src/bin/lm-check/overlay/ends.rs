@@ -9,13 +9,13 @@ use lm_cards::Interface;
 use lm_cards::ethtool::{Ethtool, EthtoolError};
 use lm_dataplane::memory::{HugePages, Umem};
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::xsk::{Rings, Xsk, XskConfig};
+use lm_dataplane::xsk::{BindMode, Rings, Xsk, XskConfig};
 use lm_ebpf::{AttachMode, Gate, GateConfig, Role};
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
-use super::{Demand, OverlayArgs};
-use lm_bench::cli::{Failure, chain};
+use super::OverlayArgs;
+use lm_bench::cli::{Failure, Mode, chain};
 
 /// Length of a chunk in bytes: the one that every driver takes, igb too.
 pub(crate) const CHUNK_LEN: u32 = 4096;
@@ -43,10 +43,8 @@ pub(crate) struct End {
 impl End {
     /// How often the driver found the fill ring empty.
     fn looks_in_vain(&self) -> Result<u64, Failure> {
-        let statistics = self.xsk.statistics();
-        statistics
-            .map(|statistics| statistics.rx_fill_ring_empty)
-            .map_err(|error| Failure::new(chain(&error)))
+        let statistics = self.xsk.statistics().map_err(failed)?;
+        Ok(statistics.rx_fill_ring_empty)
     }
 
     fn until(&self, what_not: &str, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
@@ -80,9 +78,8 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn open(args: &OverlayArgs) -> Result<Link, Failure> {
-        let [from, to] = [&args.from, &args.interface]
-            .map(|name| Interface::by_name(name).map_err(|error| Failure::new(chain(&error))));
-        let (from, to) = (from?, to?);
+        let from = Interface::by_name(&args.from).map_err(failed)?;
+        let to = Interface::by_name(&args.interface).map_err(failed)?;
         let queue = args.queue.unwrap_or_else(|| to.rx_queues.saturating_sub(1));
         // Both first: a card is set up anew for its program.
         let sending_gate = gate(&from)?;
@@ -94,7 +91,7 @@ impl Link {
         receiving_gate
             .register_xsk(queue, receiver.0.as_fd())
             .and_then(|()| receiving_gate.set_role(queue, Role::LandingZeroCopy))
-            .map_err(|error| Failure::new(chain(&error)))?;
+            .map_err(failed)?;
         // Last: attaching a program may change the number of queues, and the table with it.
         let steered = Steered::to(&to, queue)?;
         let end = |(xsk, rings, umem), gate| End {
@@ -152,7 +149,7 @@ impl Link {
         let before = self.receiver.looks_in_vain()?;
         let receiver = &self.receiver;
         receiver.until("takes no entries", || {
-            (receiver.xsk.wake_rx()).map_err(|error| Failure::new(chain(&error)))?;
+            receiver.xsk.wake_rx().map_err(failed)?;
             Ok(!receiver.rings.fill.needs_wakeup() || receiver.looks_in_vain()? >= before + 2)
         })
     }
@@ -204,30 +201,28 @@ impl Link {
 
     fn wake(&self) -> Result<(), Failure> {
         let (sender, receiver) = (&self.sender, &self.receiver);
-        let tx = if sender.rings.tx.needs_wakeup() {
-            sender.xsk.wake_tx()
-        } else {
-            Ok(())
-        };
-        let rx = if receiver.rings.fill.needs_wakeup() {
-            receiver.xsk.wake_rx()
-        } else {
-            Ok(())
-        };
-        tx.and(rx).map_err(|error| Failure::new(chain(&error)))
+        if sender.rings.tx.needs_wakeup() {
+            sender.xsk.wake_tx().map_err(failed)?;
+        }
+        if receiver.rings.fill.needs_wakeup() {
+            receiver.xsk.wake_rx().map_err(failed)?;
+        }
+        Ok(())
     }
 }
 
+fn failed(error: impl std::error::Error) -> Failure {
+    Failure::new(chain(&error))
+}
+
 fn gate(interface: &Interface) -> Result<Gate, Failure> {
-    Gate::attach(interface.index, &GateConfig::default(), AttachMode::Native)
-        .map_err(|error| Failure::new(chain(&error)))
+    Gate::attach(interface.index, &GateConfig::default(), AttachMode::Native).map_err(failed)
 }
 
 fn await_link(interface: &Interface) -> Result<(), Failure> {
     let end = Instant::now() + LINK_PATIENCE;
     loop {
-        let now = Interface::by_index(interface.index).map_err(|error| Failure::new(chain(&error)))?;
-        if now.up {
+        if Interface::by_index(interface.index).map_err(failed)?.up {
             return Ok(());
         }
         if Instant::now() >= end {
@@ -240,11 +235,10 @@ fn await_link(interface: &Interface) -> Result<(), Failure> {
     }
 }
 
-fn socket(interface: &Interface, queue: u32, mode: Demand) -> Result<(Xsk, Rings, Umem), Failure> {
-    let pages = if mode == Demand::ZeroCopy {
-        HugePages::On
-    } else {
-        HugePages::Auto
+fn socket(interface: &Interface, queue: u32, mode: Mode) -> Result<(Xsk, Rings, Umem), Failure> {
+    let (bind, pages) = match mode {
+        Mode::ZeroCopy => (BindMode::ZeroCopy, HugePages::On),
+        _ => (BindMode::Copy, HugePages::Auto),
     };
     let umem = Umem::new(MEMORY_LEN, pages).map_err(|error| {
         Failure::new(format!(
@@ -261,7 +255,7 @@ fn socket(interface: &Interface, queue: u32, mode: Demand) -> Result<(Xsk, Rings
         completion_len: RING_LEN,
         rx_len: RING_LEN,
         tx_len: RING_LEN,
-        bind: mode.into(),
+        bind,
         need_wakeup: true,
     })
     .map_err(|error| Failure::new(format!("{} queue {queue}: {}", interface.name, chain(&error))))?;
@@ -278,18 +272,16 @@ struct Steered {
 impl Steered {
     /// `None` where the driver has no table: on veth the sender's queue decides.
     fn to(interface: &Interface, queue: u32) -> Result<Option<Steered>, Failure> {
-        let failure = |error: EthtoolError| Failure::new(chain(&error));
         if interface.rx_queues < 2 {
             return Ok(None);
         }
-        let card = Ethtool::open(interface.index).map_err(|error| Failure::new(chain(&error)))?;
+        let card = Ethtool::open(interface.index).map_err(failed)?;
         let rss = match card.rss() {
-            Ok(rss) => rss,
             Err(EthtoolError::Unsupported { .. }) => return Ok(None),
-            Err(error) => return Err(failure(error)),
+            rss => rss.map_err(failed)?,
         };
         card.set_rss_table(&vec![queue; rss.table.len()], rss.transform)
-            .map_err(failure)?;
+            .map_err(failed)?;
         Ok(Some(Steered {
             card,
             table: rss.table,

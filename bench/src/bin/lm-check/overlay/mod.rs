@@ -15,41 +15,22 @@ mod ends;
 mod picture;
 mod probe;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use lm_dataplane::memory::PACKET_HEADROOM;
-use lm_dataplane::xsk::BindMode;
 use lm_protocol::geometry::{Geometry, Layout, LinkShape, Wire};
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::zone::ZoneShape;
 use serde::Serialize;
 
-use lm_bench::cli::{Failure, chain};
+use lm_bench::cli::{Failure, Mode, chain};
 use lm_bench::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
-use picture::{Content, Picture, Prefix};
+use picture::{MAX_FRAGMENTS, Picture, Prefix};
 pub(crate) use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
 const ZONE: u64 = 64 << 10;
-
-/// `--mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Demand {
-    /// Copy mode.
-    Copy,
-    /// Zero-copy or an error; takes huge pages.
-    ZeroCopy,
-}
-
-impl From<Demand> for BindMode {
-    fn from(demand: Demand) -> BindMode {
-        match demand {
-            Demand::Copy => BindMode::Copy,
-            Demand::ZeroCopy => BindMode::ZeroCopy,
-        }
-    }
-}
 
 /// `lm-check overlay`.
 #[derive(Debug, Clone, Args)]
@@ -64,8 +45,8 @@ pub(crate) struct OverlayArgs {
     #[arg(long)]
     pub(crate) queue: Option<u32>,
     /// What to demand of the kernel
-    #[arg(long, value_enum, default_value_t = Demand::ZeroCopy)]
-    pub(crate) mode: Demand,
+    #[arg(long, value_enum, default_value_t = Mode::ZeroCopy)]
+    pub(crate) mode: Mode,
     /// Bytes of the message: at most 8 fragments
     #[arg(long, default_value = "11036")]
     pub(crate) message_size: ByteSize,
@@ -77,12 +58,8 @@ pub(crate) struct OverlayArgs {
 /// What `lm-check overlay` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct OverlayReport {
-    /// Name of the program.
-    pub(crate) program: &'static str,
     /// Driver of the receiving interface, where it tells.
     pub(crate) driver: Option<String>,
-    /// Landing queue.
-    pub(crate) queue: u32,
     /// Whether the sending socket is in zero-copy mode (`XDP_OPTIONS`).
     pub(crate) zero_copy_send: bool,
     /// Whether the receiving socket is.
@@ -109,12 +86,24 @@ pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let windows = WindowShape::new(args.window).map_err(|error| Failure::usage(format!("{error}; try 4")))?;
     let mut link = Link::open(args)?;
     let footprint = probe::probe(&mut link)?;
-    let trace = Trace::new(&link, geometry, windows, &footprint)?;
+    let prefix = Prefix {
+        len: footprint.prefix_len as u64,
+        written: footprint.prefix_written as u64,
+    };
+    let prefix_len = u8::try_from(prefix.len)
+        .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
+    let zone = ZoneShape::new(&geometry, CHUNK_LEN, prefix_len);
+    let (message_start, memory_len) = (ZONE + zone.message_start(), link.receiver.umem.len());
+    let trace = Trace {
+        geometry,
+        windows,
+        zone,
+        picture: Picture::painted(geometry, &link.addressing, message_start, memory_len, prefix),
+        prefix_len: prefix.len,
+    };
     let (order, tails_restored) = trace.run(&mut link)?;
     Ok(OverlayReport {
-        program: "overlay",
         driver: link.driver.clone(),
-        queue: link.queue,
         zero_copy_send: link.sender.xsk.zero_copy(),
         zero_copy_receive: link.receiver.xsk.zero_copy(),
         packets: link.received,
@@ -129,11 +118,11 @@ fn geometry(args: &OverlayArgs) -> Result<Geometry, Failure> {
     let geometry = layout
         .message(args.message_size.bytes())
         .map_err(|error| Failure::usage(chain(&error)))?;
-    if geometry.fragment_count() > Content::MAX_FRAGMENTS {
+    if geometry.fragment_count() > MAX_FRAGMENTS {
         return Err(Failure::usage(format!(
             "a message of {} fragments cannot be shown; --message-size {} is the longest",
             geometry.fragment_count(),
-            u64::from(Content::MAX_FRAGMENTS) * u64::from(layout.payload_len())
+            u64::from(MAX_FRAGMENTS) * u64::from(layout.payload_len())
         )));
     }
     Ok(geometry)
@@ -144,44 +133,16 @@ struct Trace {
     geometry: Geometry,
     windows: WindowShape,
     zone: ZoneShape,
-    content: Content,
     picture: Picture,
     prefix_len: u64,
 }
 
 impl Trace {
-    fn new(
-        link: &Link,
-        geometry: Geometry,
-        windows: WindowShape,
-        footprint: &FootprintReport,
-    ) -> Result<Trace, Failure> {
-        let prefix_len = u8::try_from(footprint.prefix_len)
-            .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
-        let zone = ZoneShape::new(&geometry, CHUNK_LEN, prefix_len);
-        let content = Content::new(geometry, &link.addressing, ZONE + zone.message_start());
-        let prefix = Prefix {
-            len: prefix_len.into(),
-            written: footprint.prefix_written as u64,
-        };
-        let picture = Picture::painted(&content, link.receiver.umem.len(), prefix);
-        Ok(Trace {
-            geometry,
-            windows,
-            zone,
-            content,
-            picture,
-            prefix_len: prefix_len.into(),
-        })
-    }
-
     fn run(mut self, link: &mut Link) -> Result<(Vec<u32>, u32), Failure> {
         let count = self.geometry.fragment_count();
         let order: Vec<u32> = self.windows.transmit_order(count).collect();
-        link.receiver
-            .umem
-            .copy_to(0, &self.content.painted(link.receiver.umem.len()));
-        link.sender.umem.copy_to(0, &self.content.send_region());
+        link.receiver.umem.copy_to(0, &self.picture.memory());
+        link.sender.umem.copy_to(0, &self.picture.send_region());
         let mut rule = TailRule::new(self.windows, count);
         let (mut posted, mut tails_restored) = (0, 0);
         self.post(link, &order, &mut posted, &rule);
@@ -194,7 +155,7 @@ impl Trace {
             let packet = (self.geometry.tx_frame_offset(index), len);
             let start = ZONE + self.zone.frame_offset(&self.geometry, index);
             link.pass(packet, start)?;
-            self.picture.packet(&self.content, index);
+            self.picture.packet(index);
             if let Some(window) = rule.tail_to_save(self.windows, index, count) {
                 let end = start + u64::from(len);
                 let tail = &mut saved[TailRule::slot(window)];
@@ -210,7 +171,7 @@ impl Trace {
             {
                 let tail = &saved[TailRule::slot(window)];
                 link.receiver.umem.copy_to(start - self.prefix_len, tail);
-                self.picture.tail_restored(&self.content, index);
+                self.picture.tail_restored(index);
                 self.look(link, &format!("the tail of window {window}"))?;
                 tails_restored += 1;
             }
@@ -236,7 +197,7 @@ impl Trace {
     fn look(&self, link: &Link, what: &str) -> Result<(), Failure> {
         let mut memory = vec![0; link.receiver.umem.len() as usize];
         link.receiver.umem.copy_from(0, &mut memory);
-        let Some(at) = self.picture.difference(&self.content, &memory) else {
+        let Some(at) = self.picture.difference(&memory) else {
             return Ok(());
         };
         let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
@@ -247,7 +208,7 @@ impl Trace {
     }
 
     fn compare_message(&self, link: &Link) -> Result<(), Failure> {
-        let expected = self.content.message();
+        let expected = self.picture.payload(0..self.geometry.message_len());
         let mut found = vec![0; expected.len()];
         link.receiver
             .umem

@@ -22,14 +22,6 @@ pub(crate) struct FootprintReport {
     pub(crate) prefix_len: usize,
     /// How many of those bytes are written, from the first one on.
     pub(crate) prefix_written: usize,
-    /// Bytes written behind one, at most.
-    pub(crate) trailer_len: usize,
-    /// Shortest packet received, in bytes without frame check sequence.
-    pub(crate) from_len: usize,
-    /// Longest one.
-    pub(crate) to_len: usize,
-    /// Lengths that were tried.
-    pub(crate) lengths: usize,
     /// Packets received.
     pub(crate) packets: u64,
 }
@@ -88,10 +80,6 @@ pub(crate) fn probe(link: &mut Link) -> Result<FootprintReport, Failure> {
     Ok(FootprintReport {
         prefix_len: footprint.prefix_len,
         prefix_written: footprint.prefix_len.saturating_sub(gap),
-        trailer_len: footprint.trailer_len,
-        from_len: MIN_PACKET_LEN,
-        to_len: MAX_PACKET_LEN,
-        lengths: lengths().count(),
         packets: link.received - before,
     })
 }
