@@ -19,17 +19,14 @@ use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{
-    ConnectError, ConnectOptions, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
-    SendError,
-};
+use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, Message, Outcome, PeerId, RecvError};
 use lm_protocol::geometry::Wire;
 use lm_protocol::window::WindowShape;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::hold::{Held, HeldReport};
-use crate::plan::PlanArgs;
+use crate::plan::{Handed, PlanArgs, compare, hand_over};
 use crate::reading::{ReadingReport, Readings};
 use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain, parse_window};
 use lm_bench::link;
@@ -126,50 +123,40 @@ pub(crate) struct CheckReport {
 }
 
 impl CheckReport {
-    fn new(endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
+    fn new(endpoint: &Endpoint, fates: Vec<u8>, started: Instant) -> CheckReport {
         let counters = endpoint.counters();
         let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
-            pairs
-                .map(|(name, count)| (name.to_owned(), count.into()))
-                .collect()
+            let pairs = pairs.map(|(name, count)| (name.to_owned(), count.into()));
+            pairs.collect::<Map<String, Value>>()
         };
+        // What the balance of packets and messages needs.
+        let counted = [
+            ("messages_sent", counters.messages_sent),
+            ("messages_failed", counters.messages_failed),
+            ("data_packets_sent", counters.data_packets_sent),
+            ("fragments_resent", counters.fragments_resent),
+            ("landing_packets", counters.landing_packets),
+            ("general_packets", counters.general_packets),
+            ("one_copy_packets", counters.one_copy_packets),
+            ("control_packets", counters.control_packets),
+            ("landing_heard", counters.landing_heard),
+            ("packets_used", counters.packets_used),
+            ("challenged", counters.challenged),
+            ("fragments_delivered", counters.fragments_delivered),
+        ];
         CheckReport {
-            fates: fates.iter().map(|&fate| char::from(fate)).collect(),
+            fates: String::from_utf8(fates).expect("fates are letters"),
             faults: Vec::new(),
             sessions: 0,
             held: HeldReport::default(),
             read: ReadingReport::default(),
             seconds: started.elapsed().as_secs_f64(),
             mode: endpoint.status().mode().as_str(),
-            counters: object(&mut counted(&counters).into_iter()),
+            counters: object(&mut counted.into_iter()),
             drops: object(&mut counters.drops().filter(|(_, count)| *count > 0)),
             gate: object(&mut endpoint.status().gate_counters().into_iter()),
         }
     }
-}
-
-/// The counters that the balance of packets and messages needs.
-fn counted(counters: &Counters) -> [(&'static str, u64); 18] {
-    [
-        ("messages_sent", counters.messages_sent),
-        ("messages_failed", counters.messages_failed),
-        ("messages_received", counters.messages_received),
-        ("messages_incomplete", counters.messages_incomplete),
-        ("data_packets_sent", counters.data_packets_sent),
-        ("fragments_resent", counters.fragments_resent),
-        ("fragments_requested", counters.fragments_requested),
-        ("eager_resent", counters.eager_resent),
-        ("landing_packets", counters.landing_packets),
-        ("general_packets", counters.general_packets),
-        ("one_copy_packets", counters.one_copy_packets),
-        ("control_packets", counters.control_packets),
-        ("landing_heard", counters.landing_heard),
-        ("packets_used", counters.packets_used),
-        ("challenged", counters.challenged),
-        ("fragments_delivered", counters.fragments_delivered),
-        ("sessions_granted", counters.sessions_granted),
-        ("missing_bytes", counters.missing_bytes),
-    ]
 }
 
 /// Runs `lm-check messages`: sends everything, or receives until it is told to end.
@@ -214,14 +201,22 @@ fn send(args: &CheckArgs, to: SocketAddrV4) -> Result<CheckReport, Failure> {
         open: 0,
     };
     for number in 0..args.plan.messages {
-        sender.send(number)?;
+        let (start, len) = (args.plan.start(number), args.plan.len(number));
+        loop {
+            match hand_over(&mut sender.endpoint, sender.peer, number.into(), start, len)? {
+                Handed::Over => break,
+                Handed::NoRoom => sender.pass_time()?,
+                Handed::NoSession | Handed::UnknownPeer => sender.ask_again()?,
+            }
+        }
+        sender.open += 1;
     }
     while sender.open > 0 {
         sender.pass_time()?;
     }
     Ok(CheckReport {
         sessions: sender.sessions,
-        ..CheckReport::new(&sender.endpoint, &sender.fates, started)
+        ..CheckReport::new(&sender.endpoint, sender.fates, started)
     })
 }
 
@@ -238,44 +233,6 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    fn send(&mut self, number: u32) -> Result<(), Failure> {
-        let len = self.args.plan.len(number);
-        let mut region = loop {
-            match self.endpoint.loan(self.peer, len) {
-                Ok(region) => break region,
-                Err(LoanError::WouldBlock) => self.pass_time()?,
-                Err(LoanError::NoSession) => self.ask_again()?,
-                Err(error) => return Err(Failure::new(chain(&error))),
-            }
-        };
-        let mut offset = 0;
-        for payload in region.payloads_mut() {
-            self.args.plan.fill(number, offset, payload);
-            offset += payload.len() as u64;
-        }
-        loop {
-            match self.endpoint.try_send(region, number.into()) {
-                Ok(_) => {
-                    self.open += 1;
-                    return Ok(());
-                }
-                Err(back) => match back.reason {
-                    SendError::WouldBlock => {
-                        region = back.region;
-                        self.pass_time()?;
-                    }
-                    // It ended between loan and send.
-                    SendError::NoSession => {
-                        drop(back.region);
-                        self.ask_again()?;
-                        return self.send(number);
-                    }
-                    error => return Err(Failure::new(chain(&error))),
-                },
-            }
-        }
-    }
-
     /// One round, and what it brought.
     fn pass_time(&mut self) -> Result<(), Failure> {
         if self.endpoint.poll() == 0 {
@@ -354,7 +311,7 @@ fn receive(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failur
                 if args.read {
                     endpoint.peer(message.peer()).watch();
                 }
-                faults.extend(compare(&args.plan, &message, &mut fates).err());
+                faults.extend(check_message(&args.plan, &message, &mut fates).err());
                 faults.extend(held.keep(message).err());
             }
             Ok(None) if interrupt.is_set() && heard.elapsed() > QUIET => break,
@@ -382,42 +339,22 @@ fn receive(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failur
         faults,
         held: held.report(),
         read: readings.report(),
-        ..CheckReport::new(&endpoint, &fates, started)
+        ..CheckReport::new(&endpoint, fates, started)
     })
 }
 
-/// The message is what must have been sent, with zeros where its map has gaps.
-fn compare(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
+/// The message is what must have been sent, and was not delivered before.
+fn check_message(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
     let tag = message.tag();
     let Some(fate) = fates.get_mut(tag as usize) else {
         return Err(format!("message {tag} was delivered and never sent"));
     };
-    let number = tag as u32;
     if *fate != b'-' {
-        return Err(format!(
-            "message {number} was delivered after it was {:?}",
-            char::from(*fate)
-        ));
+        let before = char::from(*fate);
+        return Err(format!("message {tag} was delivered after it was {before:?}"));
     }
-    let missing = message.missing();
-    *fate = if missing.is_empty() { b'w' } else { b'p' };
-    let len = plan.len(number);
-    if message.len() as u64 != len {
-        return Err(format!(
-            "message {number} has {} bytes instead of {len}",
-            message.len()
-        ));
-    }
-    let mut expected = vec![0; message.len()];
-    plan.fill(number, 0, &mut expected);
-    for range in missing {
-        let Some(gap) = expected.get_mut(range.start as usize..range.end as usize) else {
-            return Err(format!("message {number} of {len} bytes lacks bytes {range:?}"));
-        };
-        gap.fill(0);
-    }
-    match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
-        None => Ok(()),
-        Some(at) => Err(format!("byte {at} of {len} of message {number} is wrong")),
-    }
+    *fate = if message.missing().is_empty() { b'w' } else { b'p' };
+    let number = tag as u32;
+    compare(plan.start(number), plan.len(number), message)
+        .map_err(|wrong| format!("message {number}: {wrong}"))
 }

@@ -16,13 +16,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use lm_box::split_mix;
 use lm_dataplane::{
-    Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
-    SendError, Session,
+    Admission, ConnectError, ConnectOptions, Endpoint, Message, Outcome, PeerId, RecvError, Session,
 };
 use serde::Serialize;
-use serde_json::{Map, Value};
 
-use crate::plan::fill;
+use crate::plan::{Handed, compare, hand_over};
 use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain};
 use lm_bench::lm::{EndpointArgs, session_options};
 use lm_bench::signals::Interrupt;
@@ -76,70 +74,53 @@ pub(crate) struct ExchangeArgs {
 #[derive(Debug, Serialize)]
 pub(crate) struct ExchangeReport {
     /// This host.
-    pub(crate) address: Ipv4Addr,
+    address: Ipv4Addr,
     /// From the first message on until the last confirmation, by the program's own clock.
-    pub(crate) seconds: f64,
+    seconds: f64,
     /// What it sent, by peer.
-    pub(crate) to: Vec<Sent>,
+    to: Vec<Sent>,
     /// What it received, by peer.
-    pub(crate) from: Vec<Received>,
+    from: Vec<Received>,
     /// Messages that were wrong, twice or out of order. Must be 0.
-    pub(crate) faults: u64,
+    faults: u64,
     /// What was wrong with the first of them.
-    pub(crate) faults_named: Vec<String>,
-    /// Mode in effect.
-    pub(crate) mode: &'static str,
+    faults_named: Vec<String>,
     /// Fragments that the gate redirected to where they belong.
-    pub(crate) fragments_landed: u64,
+    fragments_landed: u64,
     /// Fragments that came by the kernel's socket.
-    pub(crate) fragments_one_copy: u64,
-    /// Sessions that it granted by the one-copy path.
-    pub(crate) sessions_one_copy: u64,
-    /// Sessions that were to land and whose fragments never reached the landing queue.
-    pub(crate) sessions_astray: u64,
-    /// Times that the landing channel was built anew under its sessions.
-    pub(crate) landing_rebuilt: u64,
-    /// Fragments sent.
-    pub(crate) fragments_sent: u64,
+    fragments_one_copy: u64,
     /// Fragments and small messages sent again.
-    pub(crate) retransmissions: u64,
-    /// What was dropped and why, by name; reasons that did not occur are left out.
-    pub(crate) drops: Map<String, Value>,
-    /// Packets by the gate's verdict.
-    pub(crate) gate: Map<String, Value>,
+    retransmissions: u64,
 }
 
 /// What was sent to one peer.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Sent {
+struct Sent {
     /// The peer.
-    pub(crate) address: Ipv4Addr,
+    address: Ipv4Addr,
     /// Messages that it confirmed.
-    pub(crate) messages: u64,
+    messages: u64,
     /// Their bytes.
-    pub(crate) bytes: u64,
+    bytes: u64,
     /// Messages that ended otherwise.
-    pub(crate) failed: u64,
+    failed: u64,
     /// Sessions that were opened.
-    pub(crate) sessions: u64,
+    sessions: u64,
 }
 
 /// What came from one peer.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct Received {
-    /// The peer; `None` where its entry was given to another meanwhile.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Received {
     /// The peer.
-    pub(crate) address: Option<Ipv4Addr>,
+    address: Ipv4Addr,
     /// Messages that were delivered.
-    pub(crate) messages: u64,
+    messages: u64,
     /// Their bytes.
-    pub(crate) bytes: u64,
+    bytes: u64,
     /// Messages that were reported incomplete.
-    pub(crate) incomplete: u64,
-    /// Its last life.
-    pub(crate) life: u32,
-    /// Number of its last message in that life.
-    pub(crate) last: u32,
+    incomplete: u64,
+    /// Its last life, and the number of its last message in that.
+    last: (u32, u32),
 }
 
 /// A peer as receiver of our messages.
@@ -154,19 +135,19 @@ struct Target {
 }
 
 impl Target {
+    /// Whoever has confirmed nothing is sent one message after all, and another one where that fails.
+    fn is_reached(&self) -> bool {
+        self.sent.messages > 0 || self.open > 0
+    }
+
     fn describe(&self) -> String {
         let session = if self.has_session {
             "in session"
         } else {
             "without session"
         };
-        format!(
-            "{} of {} to {}, {session} {}",
-            self.open,
-            self.next,
-            self.to.ip(),
-            self.sent.sessions
-        )
+        let (to, sessions) = (self.to.ip(), self.sent.sessions);
+        format!("{} of {} to {to}, {session} {sessions}", self.open, self.next)
     }
 }
 
@@ -179,7 +160,6 @@ struct Exchange<'a> {
     received: BTreeMap<Ipv4Addr, Received>,
     faults: u64,
     named: Vec<String>,
-    expected: Vec<u8>,
     /// Whose turn it is to send first.
     first: usize,
     last_confirmed: Option<Instant>,
@@ -200,24 +180,23 @@ pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<Exch
     let peers = args.peers.len() as u32;
     let endpoint = open(args, len, 2 * args.in_flight * peers)?;
     let own = *endpoint.local().ip();
-    let now = Instant::now();
-    let targets = (args.peers.iter())
-        .filter(|&&address| address != own)
-        .map(|&address| Target {
-            to: SocketAddrV4::new(address, args.port),
-            peer: None,
-            has_session: false,
-            ask_at: now,
-            next: 0,
-            open: 0,
-            sent: Sent {
-                address,
-                messages: 0,
-                bytes: 0,
-                failed: 0,
-                sessions: 0,
-            },
-        });
+    let started = Instant::now();
+    let others = args.peers.iter().filter(|&&address| address != own);
+    let targets = others.map(|&address| Target {
+        to: SocketAddrV4::new(address, args.port),
+        peer: None,
+        has_session: false,
+        ask_at: started,
+        next: 0,
+        open: 0,
+        sent: Sent {
+            address,
+            messages: 0,
+            bytes: 0,
+            failed: 0,
+            sessions: 0,
+        },
+    });
     let mut exchange = Exchange {
         options: ConnectOptions {
             timeout: ATTEMPT,
@@ -227,7 +206,6 @@ pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<Exch
         received: BTreeMap::new(),
         faults: 0,
         named: Vec::new(),
-        expected: vec![0; len as usize],
         first: 0,
         last_confirmed: None,
         args,
@@ -235,7 +213,6 @@ pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<Exch
         own,
     };
     ready();
-    let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds.clamp(0.0, 86_400.0));
     let deadline = end + Duration::from_secs_f64(args.patience.clamp(0.0, 86_400.0));
     let mut is_done = false;
@@ -243,12 +220,10 @@ pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<Exch
         let now = Instant::now();
         let mut work = exchange.receive()?;
         exchange.take_completions(now);
-        // Whoever has confirmed nothing by then is sent one message after all, and another one where that fails.
-        let is_reached = |target: &Target| target.sent.messages > 0 || target.open > 0;
         if now < end {
             work |= exchange.send(now, |_| true)?;
-        } else if now < deadline && !exchange.targets.iter().all(is_reached) {
-            work |= exchange.send(now, |target| !is_reached(target))?;
+        } else if now < deadline && !exchange.targets.iter().all(Target::is_reached) {
+            work |= exchange.send(now, |target| !target.is_reached())?;
         } else if !is_done {
             let open: u32 = exchange.targets.iter().map(|target| target.open).sum();
             if open == 0 {
@@ -274,16 +249,11 @@ pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<Exch
 /// Opens the endpoint; tries again for a while where a daemon is asked, which may be being started again.
 fn open(args: &ExchangeArgs, len: u64, messages: u32) -> Result<Endpoint, Failure> {
     let deadline = Instant::now() + DAEMON_PATIENCE;
+    let has_daemon = matches!(args.endpoint.admission, Admission::Daemon(_));
     loop {
-        let opened = args
-            .endpoint
-            .open(None, args.port, len, messages, IntegrityOption::Manifest);
-        match opened {
-            Err(_)
-                if matches!(args.endpoint.admission, Admission::Daemon(_)) && Instant::now() < deadline =>
-            {
-                std::thread::sleep(PAUSE);
-            }
+        let endpoint = &args.endpoint;
+        match endpoint.open(None, args.port, len, messages, IntegrityOption::Manifest) {
+            Err(_) if has_daemon && Instant::now() < deadline => std::thread::sleep(PAUSE),
             opened => return opened,
         }
     }
@@ -297,22 +267,34 @@ impl Exchange<'_> {
         for _ in 0..self.targets.len().max(1) {
             match self.endpoint.try_recv() {
                 Ok(Some(message)) => {
-                    any = true;
                     if let Err(fault) = self.check(&message) {
-                        self.fault(fault);
+                        eprintln!("fault: {fault}");
+                        self.faults += 1;
+                        self.named.push(fault);
+                        self.named.truncate(FAULTS_NAMED);
                     }
                 }
                 Ok(None) => break,
                 Err(RecvError::Incomplete { peer, .. }) => {
-                    any = true;
                     if let Some(from) = self.endpoint.peer(peer).address() {
-                        self.received.entry(*from.ip()).or_default().incomplete += 1;
+                        self.from(*from.ip()).incomplete += 1;
                     }
                 }
                 Err(error) => return Err(Failure::new(chain(&error))),
             }
+            any = true;
         }
         Ok(any)
+    }
+
+    fn from(&mut self, address: Ipv4Addr) -> &mut Received {
+        self.received.entry(address).or_insert(Received {
+            address,
+            messages: 0,
+            bytes: 0,
+            incomplete: 0,
+            last: (0, 0),
+        })
     }
 
     /// The message is one that its sender must have sent, and new.
@@ -322,47 +304,19 @@ impl Exchange<'_> {
         };
         let (from, tag) = (*from.ip(), message.tag());
         let (life, number) = ((tag >> 32) as u32, tag as u32);
-        let is_first = !self.received.contains_key(&from);
-        let received = self.received.entry(from).or_default();
-        if !is_first && received.messages > 0 && (life, number) <= (received.life, received.last) {
-            let (life_before, before) = (received.life, received.last);
+        let received = self.from(from);
+        let (life_before, before) = received.last;
+        if received.messages > 0 && (life, number) <= (life_before, before) {
             return Err(format!(
                 "message {number} of life {life} of {from} came after message {before} of life {life_before}"
             ));
         }
-        (received.life, received.last) = (life, number);
+        received.last = (life, number);
         received.messages += 1;
         received.bytes += message.len() as u64;
-        if message.len() != self.expected.len() {
-            let (is, len) = (message.len(), self.expected.len());
-            return Err(format!(
-                "message {tag:#x} of {from} has {is} bytes instead of {len}"
-            ));
-        }
-        fill(
-            contents(self.args.seed, from, self.own, tag),
-            0,
-            &mut self.expected,
-        );
-        match message
-            .iter()
-            .zip(&self.expected)
-            .position(|(got, sent)| got != sent)
-        {
-            None => Ok(()),
-            Some(at) => Err(format!(
-                "byte {at} of message {tag:#x} of {from}, of {} bytes, is wrong",
-                message.len()
-            )),
-        }
-    }
-
-    fn fault(&mut self, fault: String) {
-        eprintln!("fault: {fault}");
-        self.faults += 1;
-        if self.named.len() < FAULTS_NAMED {
-            self.named.push(fault);
-        }
+        let start = contents(self.args.seed, from, self.own, tag);
+        let len = self.args.message_size.bytes();
+        compare(start, len, message).map_err(|wrong| format!("message {tag:#x} of {from}: {wrong}"))
     }
 
     /// Gives each peer that is `wanted` what it may have on the way; whether anything went.
@@ -374,16 +328,11 @@ impl Exchange<'_> {
         for step in 0..count {
             let at = (self.first + step) % count;
             let target = &self.targets[at];
-            if !wanted(target) {
-                continue;
-            }
-            if !target.has_session {
-                // One attempt a round: meanwhile nobody takes messages out.
-                if !has_asked && now >= target.ask_at {
-                    has_asked = true;
-                    self.ask(at)?;
-                    any = true;
-                }
+            // One attempt a round: meanwhile nobody takes messages out.
+            if wanted(target) && !target.has_session && !has_asked && now >= target.ask_at {
+                has_asked = true;
+                self.ask(at)?;
+                any = true;
                 continue;
             }
             while wanted(&self.targets[at])
@@ -411,12 +360,11 @@ impl Exchange<'_> {
             self.endpoint.peer(peer).open_session(&self.options)?;
             Ok(peer)
         });
+        target.has_session = opened.is_ok();
         match opened {
             Ok(peer) => {
                 target.peer = Some(peer);
-                target.has_session = true;
                 target.sent.sessions += 1;
-                Ok(())
             }
             // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease
             // ends; or a daemon is being started again.
@@ -430,72 +378,45 @@ impl Exchange<'_> {
             ) => {
                 target.peer = None;
                 target.ask_at = Instant::now() + PAUSE;
-                Ok(())
             }
-            Err(error) => Err(Failure::new(chain(&error))),
+            Err(error) => return Err(Failure::new(chain(&error))),
         }
+        Ok(())
     }
 
     /// Hands one message over; `false` when there is no room for it now.
     fn send_one(&mut self, at: usize) -> Result<bool, Failure> {
         let target = &mut self.targets[at];
-        let Some(peer) = target.peer else { return Ok(false) };
-        let len = self.expected.len() as u64;
-        let lost = |target: &mut Target| {
-            target.has_session = false;
-            target.ask_at = Instant::now();
-        };
-        let mut region = match self.endpoint.loan(peer, len) {
-            Ok(region) => region,
-            Err(LoanError::WouldBlock) => return Ok(false),
-            Err(LoanError::NoSession) => {
-                lost(target);
-                return Ok(false);
-            }
-            Err(LoanError::UnknownPeer) => {
-                target.peer = None;
-                lost(target);
-                return Ok(false);
-            }
-            Err(error) => return Err(Failure::new(chain(&error))),
+        let Some(peer) = target.peer.filter(|_| target.has_session) else {
+            return Ok(false);
         };
         let tag = u64::from(self.args.life) << 32 | u64::from(target.next);
         let start = contents(self.args.seed, self.own, *target.to.ip(), tag);
-        let mut offset = 0;
-        for payload in region.payloads_mut() {
-            fill(start, offset, payload);
-            offset += payload.len() as u64;
-        }
-        match self.endpoint.try_send(region, tag) {
-            Ok(_) => {
+        let len = self.args.message_size.bytes();
+        let handed = hand_over(&mut self.endpoint, peer, tag, start, len)?;
+        match handed {
+            Handed::Over => {
                 target.open += 1;
                 target.next += 1;
-                Ok(true)
             }
-            Err(back) => match back.reason {
-                SendError::WouldBlock => Ok(false),
-                SendError::NoSession => {
-                    lost(target);
-                    Ok(false)
-                }
-                SendError::UnknownPeer => {
-                    target.peer = None;
-                    lost(target);
-                    Ok(false)
-                }
-                error => Err(Failure::new(chain(&error))),
-            },
+            Handed::NoRoom => {}
+            Handed::NoSession | Handed::UnknownPeer => {
+                target.has_session = false;
+                target.ask_at = Instant::now();
+                target.peer = target.peer.filter(|_| handed == Handed::NoSession);
+            }
         }
+        Ok(handed == Handed::Over)
     }
 
     fn take_completions(&mut self, now: Instant) {
         while let Some(completion) = self.endpoint.try_completion() {
             let address = self.endpoint.peer(completion.peer).address();
-            let target = self
-                .targets
-                .iter_mut()
-                .find(|target| target.peer == Some(completion.peer) || address == Some(target.to));
-            let Some(target) = target else { continue };
+            let is_it =
+                |target: &&mut Target| target.peer == Some(completion.peer) || address == Some(target.to);
+            let Some(target) = self.targets.iter_mut().find(is_it) else {
+                continue;
+            };
             target.open = target.open.saturating_sub(1);
             if completion.outcome == Outcome::Delivered {
                 target.sent.messages += 1;
@@ -509,32 +430,16 @@ impl Exchange<'_> {
 
     fn report(self, started: Instant) -> ExchangeReport {
         let counters = self.endpoint.counters();
-        let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
-            (pairs.filter(|(_, count)| *count > 0))
-                .map(|(name, count)| (name.to_owned(), count.into()))
-                .collect()
-        };
-        let from = self.received.iter().map(|(&address, &received)| Received {
-            address: Some(address),
-            ..received
-        });
         ExchangeReport {
             address: self.own,
             seconds: (self.last_confirmed.unwrap_or_else(Instant::now) - started).as_secs_f64(),
             to: self.targets.iter().map(|target| target.sent).collect(),
-            from: from.collect(),
+            from: self.received.into_values().collect(),
             faults: self.faults,
             faults_named: self.named,
-            mode: self.endpoint.status().mode().as_str(),
             fragments_landed: counters.landing_packets,
             fragments_one_copy: counters.fragments_one_copy,
-            sessions_one_copy: counters.sessions_one_copy,
-            sessions_astray: counters.sessions_astray,
-            landing_rebuilt: counters.landing_rebuilt,
-            fragments_sent: counters.data_packets_sent,
             retransmissions: counters.fragments_resent + counters.eager_resent,
-            drops: object(&mut counters.drops()),
-            gate: object(&mut self.endpoint.status().gate_counters().into_iter()),
         }
     }
 }

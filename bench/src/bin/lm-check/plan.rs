@@ -2,7 +2,9 @@
 
 use clap::Args;
 use lm_box::split_mix;
+use lm_dataplane::{Endpoint, LoanError, Message, PeerId, SendError};
 
+use lm_bench::cli::{Failure, chain};
 use lm_bench::size::ByteSize;
 
 /// What both sides must be given alike.
@@ -42,13 +44,74 @@ impl PlanArgs {
     }
 
     /// Where the sequence of a message's contents starts.
-    fn start(&self, number: u32) -> u64 {
+    pub(crate) fn start(&self, number: u32) -> u64 {
         split_mix(!self.seed, u64::from(number))
     }
 
     /// Puts the bytes of a message from `offset` on.
     pub(crate) fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
         fill(self.start(number), offset, bytes);
+    }
+}
+
+/// What became of an attempt to hand a message over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handed {
+    Over,
+    /// There is no room for it now.
+    NoRoom,
+    /// The session has ended.
+    NoSession,
+    /// The entry of a peer that was silent for long may have been given to another.
+    UnknownPeer,
+}
+
+/// Hands over `len` bytes of the sequence `start` as one message.
+pub(crate) fn hand_over(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    tag: u64,
+    start: u64,
+    len: u64,
+) -> Result<Handed, Failure> {
+    let mut region = match endpoint.loan(peer, len) {
+        Ok(region) => region,
+        Err(LoanError::WouldBlock) => return Ok(Handed::NoRoom),
+        Err(LoanError::NoSession) => return Ok(Handed::NoSession),
+        Err(LoanError::UnknownPeer) => return Ok(Handed::UnknownPeer),
+        Err(error) => return Err(Failure::new(chain(&error))),
+    };
+    let mut offset = 0;
+    for payload in region.payloads_mut() {
+        fill(start, offset, payload);
+        offset += payload.len() as u64;
+    }
+    match endpoint.try_send(region, tag).map_err(|back| back.reason) {
+        Ok(_) => Ok(Handed::Over),
+        Err(SendError::WouldBlock) => Ok(Handed::NoRoom),
+        // It ended between loan and send.
+        Err(SendError::NoSession) => Ok(Handed::NoSession),
+        Err(SendError::UnknownPeer) => Ok(Handed::UnknownPeer),
+        Err(error) => Err(Failure::new(chain(&error))),
+    }
+}
+
+/// The message is `len` bytes of the sequence `start`, with zeros where its map has gaps.
+pub(crate) fn compare(start: u64, len: u64, message: &Message) -> Result<(), String> {
+    if message.len() as u64 != len {
+        return Err(format!("it has {} bytes instead of {len}", message.len()));
+    }
+    let mut expected = vec![0; message.len()];
+    fill(start, 0, &mut expected);
+    for range in message.missing() {
+        let Some(gap) = expected.get_mut(range.start as usize..range.end as usize) else {
+            return Err(format!("of {len} bytes it lacks bytes {range:?}"));
+        };
+        gap.fill(0);
+    }
+    match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} of {len} is wrong")),
     }
 }
 
