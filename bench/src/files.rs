@@ -2,9 +2,9 @@
 //! new file of that name, never what a link of that name leads to.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cli::Failure;
 use crate::output::describe;
@@ -22,6 +22,60 @@ pub fn create(path: &Path, force: bool) -> Result<File, Failure> {
         )),
         _ => cannot_write(path, &error),
     })
+}
+
+/// A result that has its file's name once it is whole. Begun before anything is measured: that it cannot be written is better learnt then.
+#[derive(Debug)]
+pub struct Partial {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+}
+
+impl Partial {
+    /// Begins `PATH.part` beside the file.
+    ///
+    /// # Errors
+    /// A line that names the file.
+    pub fn create(path: &Path) -> Result<Partial, Failure> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".part");
+        let partial = PathBuf::from(partial);
+        match open(&partial, true) {
+            Ok(file) => Ok(Partial {
+                path: path.to_owned(),
+                partial,
+                file,
+            }),
+            Err(error) => Err(not_in_folder(path, &error)),
+        }
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// A line that names it.
+    pub fn write(mut self, text: &str) -> Result<(), Failure> {
+        let written = self.file.write_all(text.as_bytes());
+        written
+            .and_then(|()| fs::rename(&self.partial, &self.path))
+            .map_err(|error| not_in_folder(&self.path, &error))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After a successful write there is no such file any more.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+fn not_in_folder(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!(
+        "cannot write {}: {}; name a file in a folder that exists",
+        path.display(),
+        describe(error)
+    ))
 }
 
 /// Why a file could not be written.

@@ -1,9 +1,7 @@
 //! Measurements by `lm-bench end`: a far end, which listens, and a near one, which sends. Both are told what is done,
 //! as JSON, and print what they have measured.
 
-use anyhow::{Context, Result};
-use lm_measure::rate::BitRate;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::bed::{INTERFACE, Side};
 
@@ -113,132 +111,12 @@ impl Ends {
                 json!({"round-trips": {"count": count, "seconds": seconds, "rate": rate}})
             }
         };
-        let mut words = end(side, &spec(&self.system, task, self.size, self.port, self.mode));
-        if at == 1 {
-            words.extend(["--senders".to_owned(), self.senders.to_string()]);
-        }
-        words
-    }
-}
-
-/// Datagrams of the kernel's UDP by the clock, from any number of near ends to one far end. Gaps between bursts are
-/// exponential, those between single datagrams within half of their mean.
-#[derive(Clone, Copy, Debug)]
-pub struct Timetable {
-    /// Where the far end listens.
-    pub port: u16,
-    /// Payload of a datagram.
-    pub size: u64,
-    /// When it begins, by the machine's monotonic clock.
-    pub begins_ns: u64,
-    /// How long it lasts.
-    pub seconds: f64,
-    /// Datagrams a second in the mean.
-    pub rate: f64,
-    /// Datagrams that are due at once.
-    pub burst: u32,
-    /// Whether the far end sends each one back, and the near one measures how long that takes. The kernel's are marked
-    /// EF, with priority 6.
-    pub is_answered: bool,
-}
-
-impl Timetable {
-    /// Arguments of `lm-bench` for an end that sends, with gaps that this seed decides.
-    pub fn near(&self, seed: u64) -> Vec<String> {
-        self.words("near", seed)
-    }
-
-    /// Arguments of `lm-bench` for the end that receives, on the right host.
-    pub fn far(&self) -> Vec<String> {
-        self.words("far", 0)
-    }
-
-    fn words(&self, side: &str, seed: u64) -> Vec<String> {
-        let task = json!({ "timetable": self.to_json(seed) });
-        end(side, &spec("udp-blocking", task, self.size, self.port, "auto"))
-    }
-
-    fn to_json(self, seed: u64) -> Value {
-        json!({
-            "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
-            "is_answered": self.is_answered,
-        })
-    }
-}
-
-/// Messages of LM's real-time sockets by the clock, from any number of near ends to one far end. A near one's smoother,
-/// if it has one, holds back what else its host sends.
-#[derive(Clone, Copy, Debug)]
-pub struct RealTime {
-    /// When they are due, at which far end; one of at most a packet's length is cut to what a packet holds.
-    pub timetable: Timetable,
-    /// The law of the smoother, `paced` or `paper`, and the rate of the senders' links.
-    pub smoother: Option<(&'static str, BitRate)>,
-}
-
-impl RealTime {
-    /// Arguments of `lm-bench` for an end that sends, with gaps that this seed decides.
-    pub fn near(&self, seed: u64) -> Vec<String> {
-        self.words("near", seed)
-    }
-
-    /// Arguments of `lm-bench` for the end that receives, on the right host.
-    pub fn far(&self) -> Vec<String> {
-        self.words("far", 0)
-    }
-
-    fn words(&self, side: &str, seed: u64) -> Vec<String> {
-        let Timetable { size, port, .. } = self.timetable;
-        let smoother =
-            (self.smoother).map(|(law, BitRate(rate))| json!({"law": law, "bits_per_second": rate}));
-        let timetable = self.timetable.to_json(seed);
-        let task = json!({"real-time": {"timetable": timetable, "smoother": smoother}});
-        end(side, &spec("real-time", task, size, port, "copy"))
-    }
-}
-
-/// What both ends are told; the far one listens at a port of the right host.
-fn spec(system: &str, task: Value, size: u64, port: u16, mode: &str) -> Value {
-    let address = format!("{}:{port}", Side::Right.address());
-    json!({"system": system, "task": task, "size": size, "address": address, "mtu": 1500, "mode": mode})
-}
-
-fn end(side: &str, spec: &Value) -> Vec<String> {
-    ["end", side, &spec.to_string(), "--interface", INTERFACE]
-        .map(str::to_owned)
-        .to_vec()
-}
-
-/// Payload over time, of what a receiver printed.
-pub fn gbit_per_s(report: &Value) -> Result<f64> {
-    let number = |name: &str| {
-        report[name]
-            .as_f64()
-            .with_context(|| format!("no {name} in {report}"))
-    };
-    Ok(number("bytes")? * 8.0 / number("seconds")? / 1e9)
-}
-
-/// Latencies in microseconds, shortest first, of lists of nanoseconds and how many took so long.
-pub fn latencies_us<'a>(counts: impl IntoIterator<Item = &'a Value>) -> Vec<f64> {
-    let counts = counts
-        .into_iter()
-        .flat_map(|counts| serde_json::from_value::<Vec<(u64, u64)>>(counts.clone()).unwrap_or_default());
-    let mut all: Vec<f64> = counts
-        .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
-        .collect();
-    all.sort_by(f64::total_cmp);
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn latencies_are_counted_out_in_order() {
-        let (one, other) = (json!([[3000, 1], [1000, 2]]), json!([[2000, 1]]));
-        assert_eq!(latencies_us([&one, &other]), [1.0, 1.0, 2.0, 3.0]);
-        assert!(latencies_us([&Value::Null]).is_empty());
+        let spec = json!({
+            "system": self.system, "task": task, "size": self.size, "mtu": 1500, "mode": self.mode,
+            "address": format!("{}:{}", Side::Right.address(), self.port), "senders": self.senders,
+        });
+        ["end", side, &spec.to_string(), "--interface", INTERFACE]
+            .map(str::to_owned)
+            .to_vec()
     }
 }

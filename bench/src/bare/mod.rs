@@ -28,6 +28,7 @@ pub use inject::{Injector, Stored};
 use pingpong::{ping, pong};
 pub use redirect::Attach;
 use socket::Moved;
+pub(crate) use socket::set_option;
 use stream::{receive, send};
 
 use crate::cli::print;

@@ -209,14 +209,14 @@ impl Socket {
         registration.addr = memory.base() as u64;
         registration.len = memory.len() as u64;
         registration.chunk_size = chunk_len as u32;
-        set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
+        set_option(&fd, libc::SOL_XDP, libc::XDP_UMEM_REG, registration)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
             libc::XDP_UMEM_COMPLETION_RING,
             libc::XDP_RX_RING,
             libc::XDP_TX_RING,
         ] {
-            set_option(raw, libc::SOL_XDP, ring, &RING_LEN)?;
+            set_option(&fd, libc::SOL_XDP, ring, RING_LEN)?;
         }
         let offsets: libc::xdp_mmap_offsets = option(raw, libc::XDP_MMAP_OFFSETS)?;
         Ok(Socket {
@@ -376,7 +376,7 @@ pub(super) fn ask(fd: i32) {
 /// A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
 /// sender after some ninety full frames, with EAGAIN.
 pub(super) fn raise_send_buffer(fd: i32) -> io::Result<()> {
-    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)
+    set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_LEN)
 }
 
 /// Repeats what fails with EBUSY for up to ten seconds: sockets and links of a program that has just ended are freed late, and on a busy machine
@@ -398,9 +398,9 @@ pub(super) fn prefer_busy_poll(fd: i32, budget: u32) -> io::Result<()> {
     const SO_PREFER_BUSY_POLL: i32 = 69;
     const SO_BUSY_POLL_BUDGET: i32 = 70;
     let (microseconds, prefer) = (20_i32, 1_i32);
-    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &prefer)?;
-    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;
-    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &(budget as i32))
+    set_option(&fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer)?;
+    set_option(&fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, microseconds)?;
+    set_option(&fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, budget as i32)
 }
 
 /// The NAPI id that the kernel has noted for a socket; 0 when none.
@@ -409,14 +409,15 @@ pub(super) fn napi_id(fd: i32) -> io::Result<u32> {
     any_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID)
 }
 
-fn set_option<T: Copy>(fd: i32, level: i32, name: i32, value: &T) -> io::Result<()> {
+/// Sets an option of a socket.
+pub(crate) fn set_option<T: Copy>(socket: &impl AsRawFd, level: i32, name: i32, value: T) -> io::Result<()> {
     // SAFETY: the kernel reads size_of::<T>() bytes of a live plain value.
     let result = unsafe {
         libc::setsockopt(
-            fd,
+            socket.as_raw_fd(),
             level,
             name,
-            ptr::from_ref(value).cast(),
+            ptr::from_ref(&value).cast(),
             size_of::<T>() as u32,
         )
     };

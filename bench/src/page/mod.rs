@@ -3,7 +3,6 @@
 
 mod chart;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -12,7 +11,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use self::chart::{Chart, number};
 use crate::cli::Failure;
-use crate::files;
+use crate::files::Partial;
 use crate::suite::schema::{Host, Link, Report, SCHEMA, What};
 
 /// Options of `lm-bench report`.
@@ -37,7 +36,7 @@ pub fn report(args: &ReportArgs) -> Result<(), Failure> {
         .iter()
         .map(|path| read(path))
         .collect::<Result<_, _>>()?;
-    write(&args.html, &page(&reports).into_string())
+    Partial::create(&args.html)?.write(&page(&reports).into_string())
 }
 
 fn read(path: &Path) -> Result<Report, Failure> {
@@ -57,23 +56,6 @@ fn read(path: &Path) -> Result<Report, Failure> {
         )));
     }
     serde_json::from_value(value).map_err(broken)
-}
-
-/// Writes the file whole or not at all.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".part");
-    let mut file = files::create(Path::new(&partial), true)?;
-    let written = file.write_all(text.as_bytes());
-    let renamed = written.and_then(|()| std::fs::rename(&partial, path));
-    renamed.map_err(|error| {
-        let _ = std::fs::remove_file(&partial);
-        let why = crate::output::describe(&error);
-        Failure::new(format!(
-            "cannot write {}: {why}; name a file in a folder that exists",
-            path.display()
-        ))
-    })
 }
 
 fn page(reports: &[Report]) -> Markup {

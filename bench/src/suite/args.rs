@@ -25,6 +25,13 @@ pub struct CompareArgs {
     /// named by a wrong one [default: LM, kernel UDP and TCP in their best ways, bare AF_XDP, and the tools that are installed]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = System::parse)]
     pub(super) systems: Vec<System>,
+    /// A stream of another system beside each measurement, with its length and rate: 'tcp --congestion cubic', 'udp-blocking --bytes 1472
+    /// --bits 29440kbit --burst 10'
+    #[arg(long, value_name = "SYSTEM", value_parser = System::parse)]
+    pub(super) load: Option<System>,
+    /// More hosts where `lm-bench serve` runs, separated by commas: they send what this one sends
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(super) also: Vec<String>,
     /// What is measured, separated by commas [default: all of it, round trips of 64 bytes]
     #[arg(long, value_enum, value_name = "TASKS", value_delimiter = ',')]
     pub(super) tasks: Vec<What>,

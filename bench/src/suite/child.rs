@@ -67,9 +67,17 @@ impl Launch {
                     Place::Near(interface) => ("near", interface),
                     Place::Far(interface) => ("far", interface),
                 };
+                let goes_first = spec.goes_first;
                 let spec = serde_json::to_string(spec).expect("a spec is numbers and names");
                 words.extend(["end", side, &spec, "--interface", interface].map(str::to_owned));
-                (ours()?, words)
+                match goes_first {
+                    false => (ours()?, words),
+                    true => {
+                        let chrt = ["--fifo", "1", &ours()?.to_string_lossy()].map(str::to_owned);
+                        words.splice(0..0, chrt);
+                        (PathBuf::from("chrt"), words)
+                    }
+                }
             }
             Launch::Bare(spec) => {
                 words.extend(spec.words(place));
@@ -193,11 +201,6 @@ impl Running {
         let complaints = self.complaints();
         let last = complaints.lines().rfind(|line| *line != "ready");
         Failure::new(last.map_or(what, |line| line.trim_start_matches("lm-bench: ")))
-    }
-
-    /// Ends it.
-    pub(super) fn stop(mut self) {
-        self.end();
     }
 
     fn end(&mut self) {

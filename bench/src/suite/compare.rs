@@ -8,11 +8,10 @@ use super::measure::{Bench, Extent, SHORT};
 use super::output;
 use super::ratios;
 use super::schema::{Absent, Failed, Measured, Report, Round, Row, SCHEMA, What};
-use super::serve;
 use super::systems::System;
 use crate::cli::Failure;
+use crate::files::Partial;
 use crate::histogram::LatencyHistogram;
-use crate::link;
 use crate::size::ByteSize;
 
 /// What to measure at which lengths: round trips that nothing but the default asks for have one.
@@ -46,12 +45,8 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
         named => named.to_vec(),
     };
     let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let host = if args.host.contains(':') {
-        args.host.clone()
-    } else {
-        format!("{}:{}", args.host, serve::PORT)
-    };
-    let mut bench = Bench::connect(link::resolve(&host)?, args.peer_host, args.core)?;
+    let kept = args.json.as_deref().map(Partial::create).transpose()?;
+    let mut bench = Bench::connect(args)?;
     let extent = Extent {
         warm_up: args.warm_up,
         seconds: args.seconds,
@@ -94,9 +89,9 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
     super::bare::remove_pace_file();
     let report = run.report(args, &bench, &present, started);
     print!("{}", output::text(&report));
-    if let Some(path) = &args.json {
+    if let Some(kept) = kept {
         let text = serde_json::to_string_pretty(&report).expect("a report is numbers and names");
-        output::write(path, &text)?;
+        kept.write(&text)?;
     }
     if report.rows.is_empty() {
         let failed = report.failures.first().map(|failed| &failed.why);
@@ -203,6 +198,11 @@ impl Run {
             rates
                 .into_iter()
                 .filter_map(|(name, rate)| Some((name.to_owned(), rate?.to_string()))),
+        );
+        settings.extend(
+            args.load
+                .iter()
+                .map(|load| ("load".to_owned(), load.name.clone())),
         );
         settings.extend(args.setting.iter().cloned());
         let measured = systems

@@ -2,22 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::thread;
 use std::time::Duration;
 
+use super::args::CompareArgs;
 use super::bare::BareSpec;
 use super::child::{Launch, Place, Running};
 use super::end::{Cost, Outcome, Spec, Task, Work};
 use super::host::{LINK, LinkEnd};
-use super::schema::{Link, Round, Times, What};
-use super::serve::{Far, Hello};
+use super::schema::{Link, Load, Round, Times, What};
+use super::serve::{self, Far, Hello};
 use super::systems::{How, System};
 use super::tools::ToolSpec;
 use crate::cli::{Failure, Mode};
 use crate::histogram::LatencyHistogram;
-use crate::link::interface_towards;
+use crate::link::{self, interface_towards};
 
 /// UDP and TCP port of our kernel ends; a second socket has the next one.
 const PORT: u16 = 7172;
+/// That of a load beside them.
+const LOAD_PORT: u16 = 7174;
+/// A load begins so much later: what holds it back is there then.
+const LOAD_AFTER: Duration = Duration::from_millis(300);
 /// Length of round trips' messages beside a load, and of those for which no length is named.
 pub(super) const SHORT: u64 = 64;
 /// Time for everything but what is measured: start, the link, connections, warm-up of slow round trips.
@@ -72,23 +78,32 @@ pub(super) struct Bench {
     /// For the kernel's systems, where it is not the same.
     pub(super) plain: Option<Pair>,
     pub(super) here: Hello,
+    /// Hosts that send, too.
+    also: Vec<Far>,
+    /// A stream beside each measurement.
+    load: Option<System>,
     /// How AF_XDP has moved packets, as ends have told.
     modes: BTreeSet<String>,
 }
 
 impl Bench {
-    pub(super) fn connect(
-        control: SocketAddrV4,
-        plain: Option<Ipv4Addr>,
-        core: u32,
-    ) -> Result<Bench, Failure> {
-        let mut far = Far::connect(control)?;
+    pub(super) fn connect(args: &CompareArgs) -> Result<Bench, Failure> {
+        let control = |host: &String| match host.contains(':') {
+            true => link::resolve(host),
+            false => link::resolve(&format!("{host}:{}", serve::PORT)),
+        };
+        let to = control(&args.host)?;
+        let mut far = Far::connect(to)?;
+        let plain = args.peer_host.map(|address| Pair::new(&mut far, address));
+        let also = args.also.iter().map(|host| Far::connect(control(host)?));
         Ok(Bench {
-            main: Pair::new(&mut far, *control.ip())?,
-            plain: plain.map(|address| Pair::new(&mut far, address)).transpose()?,
+            main: Pair::new(&mut far, *to.ip())?,
+            plain: plain.transpose()?,
             far,
-            core,
-            here: Hello::of_this_host(core),
+            core: args.core,
+            here: Hello::of_this_host(args.core),
+            also: also.collect::<Result<_, _>>()?,
+            load: args.load.clone(),
             modes: BTreeSet::new(),
         })
     }
@@ -152,9 +167,21 @@ impl Bench {
                 size,
                 seconds: extent.seconds,
             };
-            let [here, _] = self.run(&Launch::Tool(spec.clone()), &near, limit, true)?;
+            let [here, ..] = self.run(&Launch::Tool(spec.clone()), None, &near, limit, true)?;
             return Ok((spec.round(at, &here)?, None));
         }
+        let (address, mtu) = (far.address, near.mtu.min(far.mtu));
+        let senders = 1 + self.also.len() as u32;
+        let spec = |system: &System, task, size, port| Spec {
+            system: system.clone(),
+            task,
+            size,
+            address: SocketAddrV4::new(address, port),
+            mtu,
+            mode: extent.mode,
+            senders,
+            goes_first: false,
+        };
         let launch = match system.how {
             How::Bare => {
                 let count = round_trips.then_some(extent.count);
@@ -169,63 +196,109 @@ impl Bench {
                     self.same_machine(),
                 ))
             }
-            how => Launch::End(Spec {
-                system: system.clone(),
-                task: task(what, extent),
-                size,
-                address: SocketAddrV4::new(
-                    far.address,
-                    if how.is_lm() {
-                        lm_dataplane::DEFAULT_PORT
-                    } else {
-                        PORT
-                    },
-                ),
-                mtu: near.mtu.min(far.mtu),
-                mode: extent.mode,
-            }),
+            how => {
+                let port = match how.is_lm() {
+                    true => lm_dataplane::DEFAULT_PORT,
+                    false => PORT,
+                };
+                Launch::End(Spec {
+                    goes_first: self.load.is_some(),
+                    ..spec(system, task(what, extent), size, port)
+                })
+            }
         };
+        let load = self.load.as_ref().map(|load| {
+            let (options, task) = (&load.options, task(What::Stream, extent));
+            let task = match task {
+                Task::Stream { warm_up, seconds, .. } => Task::Stream {
+                    warm_up,
+                    seconds,
+                    rate: options.bits.map(|bits| bits.get() as f64),
+                },
+                other => other,
+            };
+            Launch::End(spec(load, task, options.bytes.bytes(), LOAD_PORT))
+        });
         // A far end that only answers has no end of its own.
-        let [here, there] = self.run(&launch, &near, limit, round_trips)?;
+        let [here, there, beside] = self.run(&launch, load.as_ref(), &near, limit, round_trips)?;
         let here = outcome(&launch, &here)?;
         let there = match round_trips {
             true => Outcome::default(),
             false => outcome(&launch, &there)?,
         };
-        if round_trips && here.lost_messages > 0 {
+        if round_trips && extent.rate.is_none() && here.lost_messages > 0 {
             return Err(Failure::new(format!(
                 "{} answers are missing",
                 here.lost_messages
             )));
         }
+        let load = load.map(|load| outcome(&load, &beside)).transpose()?;
         self.modes
             .extend([&here, &there].into_iter().filter_map(|end| end.mode.clone()));
-        Ok(self.round(what, at, &here, &there))
+        let (round, histogram) = self.round(what, at, &here, &there);
+        let load = load.map(|load| Load {
+            bytes: load.bytes,
+            seconds: load.seconds,
+            messages: load.messages,
+            lost_messages: load.lost_messages,
+        });
+        Ok((Round { load, ..round }, histogram))
     }
 
-    /// Runs both programs; what the near and the far one printed. A far one that has no end is stopped.
+    /// Runs both programs, and a load beside them; what the near and the far one printed, and the load's far one. A far one that has no end is
+    /// stopped.
     fn run(
         &mut self,
         launch: &Launch,
+        load: Option<&Launch>,
         near: &LinkEnd,
         limit: Duration,
         stop: bool,
-    ) -> Result<[String; 2], Failure> {
-        self.far.start(launch, limit)?;
-        let here = Running::start(launch, Place::Near(&near.interface), self.core, limit);
-        let here = match here.and_then(Running::finish) {
-            Ok(text) => text,
-            Err(failure) => {
-                self.far.stop()?;
-                return Err(failure);
+    ) -> Result<[String; 3], Failure> {
+        let ended = self.run_all(launch, load, near, limit, stop);
+        if stop || ended.is_err() {
+            self.far.stop()?;
+        }
+        self.also.iter_mut().try_for_each(Far::stop)?;
+        ended
+    }
+
+    fn run_all(
+        &mut self,
+        launch: &Launch,
+        load: Option<&Launch>,
+        near: &LinkEnd,
+        limit: Duration,
+        stop: bool,
+    ) -> Result<[String; 3], Failure> {
+        for launch in load.into_iter().chain([launch]) {
+            self.far.start(launch, limit)?;
+        }
+        let mut running = Vec::new();
+        for launch in [launch].into_iter().chain(load) {
+            if !running.is_empty() {
+                thread::sleep(LOAD_AFTER);
             }
+            for other in &mut self.also {
+                other.send(launch, limit)?;
+            }
+            running.push(Running::start(
+                launch,
+                Place::Near(&near.interface),
+                self.core,
+                limit,
+            )?);
+        }
+        let here = running.remove(0).finish()?;
+        let beside = match load {
+            Some(_) => self.far.finish()?,
+            None => String::new(),
         };
-        let there = if stop {
-            self.far.stop().map(|()| String::new())?
-        } else {
-            self.far.finish()?
+        let there = match stop {
+            true => String::new(),
+            false => self.far.finish()?,
         };
-        Ok([here, there])
+        Ok([here, there, beside])
     }
 
     fn round(
@@ -258,6 +331,7 @@ impl Bench {
             };
             let round = Round {
                 messages: histogram.count(),
+                lost_messages: here.lost_messages,
                 times: Some(times),
                 ..counts
             };
@@ -315,12 +389,9 @@ fn task(what: What, extent: Extent) -> Task {
             count,
             seconds,
             rate: extent.rate,
+            warm_up: (extent.rate.unwrap_or(0.0) * extent.warm_up) as u64,
         },
-        What::Beside => Task::Beside {
-            count,
-            seconds,
-            rate: None,
-        },
+        What::Beside => Task::Beside { count, seconds },
         What::Stream => Task::Stream {
             warm_up: extent.warm_up,
             seconds,

@@ -1,24 +1,35 @@
 //! What a run prints and keeps: a line in words, a table of what was measured and one of ratios, and JSON.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::Path;
 
 use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 
 use super::ratios;
-use super::schema::{Failed, Report, Round, Row, Times};
-use crate::cli::Failure;
-use crate::files;
+use super::schema::{Failed, Load, Report, Round, Row, Times};
 use crate::size::ByteSize;
 
 /// The text of a report.
 pub(super) fn text(report: &Report) -> String {
     let mut out = ratios::headline(&report.ratios).map_or_else(String::new, |line| format!("{line}\n"));
     let mut rows = Table::new(&[
-        "", "system", "bytes", "messages", "lost", "Gbit/s", "s/GB", "p50 µs", "mean", "min", "max", "99%",
-        "99.9%", "wake-ups", "copied",
+        "",
+        "system",
+        "bytes",
+        "messages",
+        "lost",
+        "Gbit/s",
+        "s/GB",
+        "p50 µs",
+        "mean",
+        "min",
+        "max",
+        "99%",
+        "99.9%",
+        "wake-ups",
+        "copied",
+        "load Gbit/s",
+        "lost",
     ]);
     report.rows.iter().for_each(|row| rows.row(line(row)));
     let mut ratios = Table::new(&["", "metric", "bytes", "system", "against", "ratio", "interval"]);
@@ -70,7 +81,7 @@ pub(super) fn text(report: &Report) -> String {
     out
 }
 
-fn line(row: &Row) -> [String; 15] {
+fn line(row: &Row) -> [String; 17] {
     let shown = |value: Option<f64>, digits: usize| {
         value.map_or_else(String::new, |value| format!("{value:.digits$}"))
     };
@@ -86,6 +97,10 @@ fn line(row: &Row) -> [String; 15] {
             |end| Summary::of_finite(row.rounds.iter().filter_map(|round| of(round).get(end).copied()));
         let ends = (0..2).filter_map(of_end).map(|end| format!("{:.2}", end.median));
         ends.collect::<Vec<_>>().join("; ")
+    };
+    let load = |of: fn(&Load) -> f64| {
+        let rounds = row.rounds.iter().filter_map(|round| round.load.as_ref());
+        Summary::of_finite(rounds.map(of)).map(|summary| summary.median)
     };
     let is_stream = row.rounds.iter().any(|round| round.bytes > 0);
     [
@@ -104,12 +119,7 @@ fn line(row: &Row) -> [String; 15] {
         us(middle(|times| times.p999_ns)),
         ends(|round| &round.wakeups_per_message),
         ends(|round| &round.copied_bytes_per_message),
+        shown(load(|load| load.bytes as f64 * 8.0 / load.seconds / 1e9), 3),
+        shown(load(|load| load.lost_messages as f64), 0),
     ]
-}
-
-/// Writes a file, or a new one in the place of an old one.
-pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    files::create(path, true)?
-        .write_all(text.as_bytes())
-        .map_err(|error| files::cannot_write(path, &error))
 }

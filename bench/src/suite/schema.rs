@@ -155,6 +155,9 @@ pub struct Round {
     pub cpu_seconds_receive: f64,
     /// Busy time of all cores meanwhile, softirqs included, by `/proc/stat`: of the machine, or the sum of both machines.
     pub cpu_seconds_machine: f64,
+    /// What came of a load beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
     /// How long round trips took.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
@@ -164,6 +167,19 @@ pub struct Round {
     /// Bytes that LM copied for each message, at both ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied_bytes_per_message: Vec<f64>,
+}
+
+/// Another system's stream beside a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Payload that arrived.
+    pub bytes: u64,
+    /// The time in which it did.
+    pub seconds: f64,
+    /// Messages that arrived whole.
+    pub messages: u64,
+    /// Messages that did not.
+    pub lost_messages: u64,
 }
 
 /// Whole round trips of one repetition, in nanoseconds. What a tool does not print is absent.

@@ -3,6 +3,7 @@
 //! One JSON object a line, one client at a time. The client says which of a fixed set of programs to start for it and when they are to
 //! end; whatever still runs when the connection ends is ended with it.
 
+use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::thread;
@@ -16,6 +17,7 @@ use super::host::{self, LinkEnd};
 use super::schema::Host;
 use super::tools::Tool;
 use crate::cli::{Failure, chain};
+use crate::link;
 
 /// TCP port of the control connection.
 pub(super) const PORT: u16 = 7170;
@@ -27,6 +29,8 @@ const REFUSALS_SHOWN_EVERY: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(180);
 /// The longest that a program may run, whatever the client says.
 pub(super) const LIMIT: Duration = Duration::from_secs(150);
+/// Programs that run at once: what is measured, and a load beside it.
+const RUNNING_MAX: usize = 2;
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, clap::Args)]
@@ -58,8 +62,13 @@ impl ServeArgs {
 pub(super) enum Request {
     Hello,
     Link(Ipv4Addr),
+    /// A far end, for so many seconds at most.
     Start(Box<Launch>, f64),
+    /// A near end: this host sends, too.
+    Send(Box<Launch>, f64),
+    /// Waits for the end of what was started first.
     Finish,
+    /// Ends everything.
     Stop,
 }
 
@@ -136,40 +145,53 @@ fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
     connection.set_nodelay(true)?;
     connection.set_read_timeout(Some(SILENCE))?;
     let mut reader = BufReader::new(connection.try_clone()?);
-    let mut running: Option<Running> = None;
+    let mut running: VecDeque<Running> = VecDeque::new();
     while let Some(request) = read_line::<Request>(&mut reader)? {
         let reply = match request {
             Request::Hello => Reply::Hello(Hello::of_this_host(core)),
             Request::Link(address) => LinkEnd::of(address).map_or_else(failed, Reply::Link),
-            Request::Start(launch, limit_s) => {
-                // What ran before is ended first.
-                running = None;
-                let started = LinkEnd::of(launch.address()).and_then(|link| {
-                    let place = Place::Far(&link.interface);
-                    Running::start(&launch, place, core, limit_of(limit_s))
-                });
-                match started {
-                    Ok(program) => {
-                        running = Some(program);
-                        Reply::Ready
-                    }
-                    Err(failure) => failed(failure),
-                }
+            Request::Start(..) | Request::Send(..) if running.len() == RUNNING_MAX => {
+                running.clear();
+                Reply::Failed(format!("more than {RUNNING_MAX} programs at once"))
             }
-            Request::Finish => match running.take() {
+            Request::Start(launch, limit_s) => {
+                let link = LinkEnd::of(launch.address());
+                let place = link.as_ref().map(|link| Place::Far(&link.interface));
+                started(&mut running, &launch, place.map_err(Clone::clone), core, limit_s)
+            }
+            Request::Send(launch, limit_s) => {
+                let interface = link::interface_towards(launch.address());
+                let place = interface.as_deref().map(Place::Near);
+                started(&mut running, &launch, place.map_err(Clone::clone), core, limit_s)
+            }
+            Request::Finish => match running.pop_front() {
                 None => Reply::Failed("nothing runs".to_owned()),
                 Some(program) => finish(program, &connection)?,
             },
             Request::Stop => {
-                if let Some(program) = running.take() {
-                    program.stop();
-                }
+                running.clear();
                 Reply::Ended(String::new())
             }
         };
         write_line(&connection, &reply)?;
     }
     Ok(())
+}
+
+fn started(
+    running: &mut VecDeque<Running>,
+    launch: &Launch,
+    place: Result<Place<'_>, Failure>,
+    core: u32,
+    limit_s: f64,
+) -> Reply {
+    match place.and_then(|place| Running::start(launch, place, core, limit_of(limit_s))) {
+        Ok(program) => {
+            running.push_back(program);
+            Reply::Ready
+        }
+        Err(failure) => failed(failure),
+    }
 }
 
 /// How long a program may run for which a client names so many seconds.
@@ -280,15 +302,24 @@ impl Far {
         }
     }
 
-    /// Starts a program there, which is ready when this returns.
+    /// Starts a far end there, which is ready when this returns.
     pub(super) fn start(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
-        match self.ask(&Request::Start(Box::new(launch.clone()), limit.as_secs_f64()))? {
+        self.begin(&Request::Start(Box::new(launch.clone()), limit.as_secs_f64()))
+    }
+
+    /// Starts a near end there.
+    pub(super) fn send(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
+        self.begin(&Request::Send(Box::new(launch.clone()), limit.as_secs_f64()))
+    }
+
+    fn begin(&mut self, request: &Request) -> Result<(), Failure> {
+        match self.ask(request)? {
             Reply::Ready => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Waits for its end and gives what it printed.
+    /// Waits for the end of what was started first and gives what it printed.
     pub(super) fn finish(&mut self) -> Result<String, Failure> {
         match self.ask(&Request::Finish)? {
             Reply::Ended(text) => Ok(text),
@@ -296,7 +327,7 @@ impl Far {
         }
     }
 
-    /// Ends it.
+    /// Ends everything there.
     pub(super) fn stop(&mut self) -> Result<(), Failure> {
         self.ask(&Request::Stop).map(drop)
     }

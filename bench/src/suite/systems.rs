@@ -1,5 +1,7 @@
 //! The systems: their names, the options that are words of a name, and which of them does what at which length.
 
+use std::num::NonZeroU64;
+
 use clap::{Parser, ValueEnum};
 use lm_dataplane::Depth;
 use lm_protocol::window::WindowShape;
@@ -7,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::What;
 use super::tools::Tool;
-use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption};
+use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption, parse_rate};
 use crate::lm::Idle;
+use crate::size::ByteSize;
 
 /// A way to move messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -17,7 +20,6 @@ pub(crate) enum How {
     RealTime,
     UdpBlocking,
     UdpSpinning,
-    UdpMmsg,
     UdpGso,
     Tcp,
     Bare,
@@ -28,13 +30,12 @@ pub(crate) enum How {
 }
 
 /// What is measured where nothing is named. The first one is what the others are compared with.
-const DEFAULT: [&str; 12] = [
+const DEFAULT: [&str; 11] = [
     "lm",
     "lm --integrity none",
     "bare",
     "udp-blocking",
     "udp-spinning",
-    "udp-mmsg",
     "udp-gso",
     "tcp",
     "iperf3",
@@ -76,6 +77,33 @@ pub(crate) struct Options {
     /// TCP: congestion control of the near end
     #[arg(long)]
     pub(crate) congestion: Option<String>,
+    /// UDP: packets are marked EF, and go before others in their host
+    #[arg(long)]
+    pub(crate) expedited: bool,
+    /// Real time: a smoother for a link of this rate holds back what else the near host sends
+    #[arg(long, value_parser = parse_rate)]
+    pub(crate) smoother: Option<NonZeroU64>,
+    /// Real time: the smoother's law
+    #[arg(long, value_enum, default_value_t = LawOption::Paced)]
+    pub(crate) law: LawOption,
+    /// As a load: length of its messages
+    #[arg(long, default_value = "64K")]
+    pub(super) bytes: ByteSize,
+    /// As a load: most that it sends, in bits of payload per second
+    #[arg(long, value_parser = parse_rate)]
+    pub(super) bits: Option<NonZeroU64>,
+    /// Of a stream with a rate: messages that are due at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) burst: u32,
+}
+
+/// How a smoother finds its rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LawOption {
+    /// The paper's.
+    Paper,
+    /// By the time between packets.
+    Paced,
 }
 
 #[derive(Parser)]
@@ -122,18 +150,25 @@ impl System {
         self.options.idle == Idle::Default
     }
 
+    /// Whether a round trip without an answer is given up: nobody repeats what was lost, and what never sleeps can be asked to.
+    pub(crate) fn gives_up(&self) -> bool {
+        match self.how {
+            How::RealTime => !self.sleeps(),
+            how => how == How::UdpSpinning,
+        }
+    }
+
     /// Whether it can be measured by this at this length; what cannot leaves no trace in a report.
     pub(super) fn measures(&self, what: What, size: u64) -> bool {
         match (self.how, what) {
             (How::Lm, What::RoundTrips) => true,
-            (How::Lm | How::UdpSpinning, What::Beside) => size > 64,
-            (How::RealTime, What::Beside) => false,
+            (How::Lm | How::RealTime | How::UdpSpinning, What::Beside) => size > 64,
             (_, What::Beside) => false,
             // One packet is all that a bare round trip has.
             (How::Bare, What::RoundTrips) => (8..=1472).contains(&size),
             (How::UdpBlocking | How::UdpSpinning, What::RoundTrips) => size <= MAX_DATAGRAM,
-            (How::UdpMmsg | How::UdpGso | How::Iperf3 | How::Iperf3Tcp, What::RoundTrips) => false,
-            (How::UdpMmsg | How::UdpGso, What::Stream) => size >= 64,
+            (How::UdpGso | How::Iperf3 | How::Iperf3Tcp, What::RoundTrips) => false,
+            (How::UdpGso, What::Stream) => size >= 64,
             (How::Iperf3, What::Stream) => (16..=64 << 10).contains(&size),
             (How::Sockperf | How::SockperfSpinning, What::RoundTrips) => (14..=MAX_DATAGRAM).contains(&size),
             (How::Sockperf | How::SockperfSpinning, What::Stream) => false,
@@ -150,6 +185,14 @@ impl How {
     /// Whether messages pass an endpoint.
     pub(crate) const fn is_lm(self) -> bool {
         matches!(self, How::Lm | How::RealTime)
+    }
+
+    /// Whether nobody repeats what is lost.
+    pub(crate) const fn loses(self) -> bool {
+        matches!(
+            self,
+            How::RealTime | How::UdpBlocking | How::UdpSpinning | How::UdpGso
+        )
     }
 
     /// A program that is not of this workspace.
@@ -176,9 +219,6 @@ impl How {
                  65,507 bytes as trains of datagrams"
             }
             How::UdpSpinning => "as blocking, on sockets that do not block and are asked again at once",
-            How::UdpMmsg => {
-                "sendmmsg and recvmmsg: up to 32 datagrams or 256 KiB a call, 4 MiB of receive memory"
-            }
             How::UdpGso => {
                 "UDP_SEGMENT: up to 44 datagrams of one packet each a call, cut by the kernel; UDP_GRO; 4 MiB of \
                  receive memory"

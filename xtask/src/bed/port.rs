@@ -241,37 +241,6 @@ impl Bed {
         Ok(drops)
     }
 
-    /// Holds what the kernel of each sender sends to so many frames of full length a second, as one would by hand: HTB,
-    /// with a queue of 50 ms, packets of at most two segments, and nothing held of what is marked EF.
-    ///
-    /// # Errors
-    /// No port, or no HTB.
-    pub fn hold_senders(&self, frames_per_s: f64) -> Result<()> {
-        self.slow_port()?;
-        let frame = frame_len(self.config.mtu) + ON_WIRE_LEN;
-        let rate = (frames_per_s * frame as f64) as u64; // bytes
-        let (burst, limit) = (2 * frame, (rate / 20).max(64 << 10));
-        let lines = [
-            format!("qdisc add dev {INTERFACE} root handle 1: htb default 2"),
-            format!(
-                "class add dev {INTERFACE} parent 1: classid 1:2 htb rate {rate}bps burst {burst} cburst {burst} \
-                 overhead {ON_WIRE_LEN} quantum {frame}"
-            ),
-            format!("qdisc add dev {INTERFACE} parent 1:2 bfifo limit {limit}"),
-            // To HTB itself, which passes it before all others.
-            format!(
-                "filter add dev {INTERFACE} parent 1: protocol ip u32 match ip dsfield 0xb8 0xfc flowid 1:0"
-            ),
-        ];
-        let segments = [format!("link set dev {INTERFACE} gso_max_segs 2")];
-        for sender in self.senders() {
-            ip::batch(Some(sender.name()), &segments)?;
-            ip::tc(sender.name(), &lines)
-                .context("senders cannot be held; that needs a kernel with HTB (modprobe sch_htb)")?;
-        }
-        Ok(())
-    }
-
     /// The buckets of port and cables as `tc -s -j` shows them.
     pub fn disciplines(&self) -> Result<Vec<Value>> {
         let switch = self.switch.as_ref().context("this bed has no switch")?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::bed::links::LinkConfig;
-use crate::bed::{Bed, BedConfig, Impairments, Launch, Side};
+use crate::bed::{Bed, BedConfig, Host, Impairments, Launch, Port, Program};
 use crate::machine::{command_line, revision, two_cores};
 use crate::workspace::Programs;
 
@@ -15,22 +15,50 @@ const LONG: Duration = Duration::from_secs(12 * 3600);
 
 /// Measure LM beside kernel UDP and TCP, bare AF_XDP, and whatever standard tools are installed, between two hosts on this machine.
 ///
-/// Makes two hosts with two equal links, segmentation offloads off: for LM's gate, and without an XDP program for the kernel; with --loss there is
-/// one. Each side has a core; leave the machine alone meanwhile. A round takes about a minute.
+/// Makes two hosts with two equal links, segmentation offloads off: for LM's gate, and without an XDP program for the kernel; with --loss and
+/// --port there is one. Each side has a core; leave the machine alone meanwhile. A round takes about a minute.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+SS-RTUDP'S EXPERIMENTS
+  table 4, three senders that offer a port 7 % more than it passes, without a smoother and with one:
+    cargo xtask bench compare --senders 3 --port 100Mbit/32 -- --tasks stream --sizes 1472 --seconds 30 --warm-up 2 \
+      --bit-rate 4710.4kbit --load 'udp-blocking --bytes 1472 --bits 29440kbit --burst 10' \
+      --systems 'real-time --idle default --smoother 100Mbit,real-time --idle default,udp-blocking'
+  figure 9, round trips beside a TCP stream that takes most of a link:
+    cargo xtask bench compare --senders 1 --port 100Mbit/128 -- --tasks round-trips --rate 400 --count 3200 --seconds 8 \
+      --warm-up 3 --load 'tcp --congestion cubic' \
+      --systems 'real-time --idle default --smoother 100Mbit,udp-blocking --expedited'")]
 pub(super) struct Arguments {
-    /// With a switch, a bridge in a namespace of its own, on each link
-    #[arg(long)]
-    switch: bool,
+    /// With a switch on each link, a bridge in a namespace of its own, and so many senders at it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    senders: Option<u32>,
+    /// Make the switch's port towards the receiver slow, with a buffer in frames, and as slow the cables of several senders
+    #[arg(long, value_name = "RATE/FRAMES", requires = "senders")]
+    port: Option<Port>,
     /// MTU of the links, in bytes
     #[arg(long, default_value_t = 1500)]
     mtu: u16,
     /// Through an impairment box that loses this part of the packets in both directions: 1%
-    #[arg(long, value_name = "PART", conflicts_with_all = ["switch", "mtu"])]
+    #[arg(long, value_name = "PART", conflicts_with_all = ["senders", "mtu"])]
     loss: Option<String>,
     /// Options of lm-bench compare, after --: -- --rounds 3 --json FILE
     #[arg(last = true)]
     options: Vec<String>,
+}
+
+/// A bed whose switch has a slow port towards the receiver. The link of a lone sender is as fast as goes: what it sends waits in the port alone.
+pub fn at_port(senders: u32, port: Port, mtu: u16) -> BedConfig {
+    BedConfig {
+        mtu,
+        senders: Some(senders),
+        port: Some(port),
+        cable: (senders > 1).then_some(port.rate),
+        // Else a switch brings what is for the receiver to its landing queue, and nothing of real time lands.
+        queues: 1,
+        // A TCP packet of many segments takes its host's queue as one.
+        segmentation_offloads: true,
+        ..BedConfig::default()
+    }
 }
 
 /// Runs the command.
@@ -43,18 +71,28 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     // What comes out of the box is received on the core of the host that it goes to, as between two machines: without that, the sender's
     // core would do the box's work and the receiver's as well, packet by packet.
-    let bed = Bed::new(&BedConfig {
+    let config = BedConfig {
         mtu: arguments.mtu,
-        senders: arguments.switch.then_some(1),
+        senders: arguments.senders,
         with_box: arguments.loss.is_some(),
         box_cores: arguments.loss.as_ref().map(|_| two_cores()),
         ..BedConfig::default()
+    };
+    let bed = Bed::new(&match (arguments.port, arguments.senders) {
+        (Some(port), Some(senders)) => at_port(senders, port, arguments.mtu),
+        _ => config,
     })?;
+    if arguments.port.is_some() {
+        words.extend([
+            "--setting".to_owned(),
+            format!("port_frames_per_second={:.0}", bed.capacity()?),
+        ]);
+    }
     let loss = arguments.loss.as_deref().map(|loss| Impairments::loss(loss, 1));
     let lossy = loss
         .map(|loss| bed.start_box(&programs.path("lm-bench"), &loss))
         .transpose()?;
-    if lossy.is_none() {
+    if lossy.is_none() && arguments.port.is_none() {
         let plain = LinkConfig {
             mtu: arguments.mtu,
             ..PLAIN
@@ -96,19 +134,32 @@ const PLAIN: LinkConfig = LinkConfig {
     segmentation_offloads: false,
 };
 
-/// Runs `lm-bench compare` on the left host, with `serve` on the right one; what it printed.
-fn between(bed: &Bed, programs: &Programs, words: Vec<String>) -> Result<String> {
+/// Runs `lm-bench compare` on the left host, with `serve` on the right one and on other senders; what it printed.
+///
+/// # Errors
+/// What `lm-bench` says.
+pub fn between(bed: &Bed, programs: &Programs, mut words: Vec<String>) -> Result<String> {
     let [near, far] = two_cores();
-    let right = Side::Right.address();
     let launch = || Launch::new(programs.path("lm-bench")).time_limit(LONG);
-    let serve = launch().args(["serve", "--core", &far.to_string(), "--from-anyone"]);
-    let mut server = bed
-        .right()
-        .spawn(serve.args(["--bind", &format!("{right}:7170")]))?;
-    server.await_text("ready")?;
-    let measure = launch().args(["compare", &right.to_string(), "--core", &near.to_string()]);
+    let serve = |host: &Host, core: usize| {
+        let (core, address) = (core.to_string(), format!("{}:7170", host.address()));
+        let serve = launch().args(["serve", "--core", &core, "--from-anyone", "--bind", &address]);
+        let mut server = host.spawn(serve)?;
+        server.await_text("ready")?;
+        Ok::<Program, anyhow::Error>(server)
+    };
+    let others = bed.senders().into_iter().skip(1);
+    let mut servers = vec![serve(bed.right(), far)?];
+    for host in others {
+        servers.push(serve(host, near)?);
+        words.extend(["--also".to_owned(), host.address().to_string()]);
+    }
+    let to = bed.right().address().to_string();
+    let measure = launch().args(["compare", &to, "--core", &near.to_string()]);
     let output = bed.left().spawn(measure.args(words))?.finish_aloud()?;
-    server.stop()?;
+    for server in servers {
+        server.stop()?;
+    }
     Ok(output.stdout)
 }
 

@@ -1,13 +1,10 @@
-//! `cargo xtask bench`: beds and guests for `lm-bench compare`, the experiments of the papers for which it has no task, and instructions.
+//! `cargo xtask bench`: beds and guests for `lm-bench compare`, and instructions.
 
 pub(crate) mod card;
-pub(crate) mod compare;
+pub mod compare;
 mod instructions;
-mod rt;
 
 use anyhow::Result;
-
-pub use rt::{Contender, Experiment, table_4, under_tcp};
 
 /// Measure LM beside kernel UDP, kernel TCP and bare AF_XDP.
 #[derive(Debug, clap::Args)]
@@ -20,7 +17,6 @@ pub struct Arguments {
 enum Suite {
     Card(card::Arguments),
     Compare(compare::Arguments),
-    Rt(rt::Arguments),
     Instructions(instructions::Arguments),
 }
 
@@ -32,7 +28,6 @@ pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.suite {
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
-        Suite::Rt(arguments) => rt::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
     }
 }

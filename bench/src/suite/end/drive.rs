@@ -1,17 +1,16 @@
 //! What is done with an [`End`]: round trips, or a stream.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::Endpoint;
+use lm_box::split_mix;
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
-use super::real_time::Smoothed;
-use super::timetable::Offered;
 use super::watch::Progress;
-use super::{Arrival, End, How, Spec, cut_number};
+use super::{Arrival, End, How, SILENCE, Spec, cut_number};
 use crate::cli::IntegrityOption;
 use crate::histogram::LatencyHistogram;
 use crate::signals::Interrupt;
@@ -22,6 +21,10 @@ const OVERTIME: Duration = Duration::from_millis(300);
 const LEAST: u64 = 3;
 /// Messages that have no answer before the first one that has, at most.
 const UNANSWERED_MOST: u64 = 8;
+/// What could not be sent for so long is not sent any more where nobody repeats it: a burst of what had been due before was not asked for.
+const LATE: Duration = Duration::from_millis(10);
+/// The last answers of round trips by the clock may take so long.
+const LAST: Duration = Duration::from_secs(1);
 
 /// What an end has measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -48,24 +51,12 @@ pub struct Outcome {
     /// LM: payload bytes that user space copied since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) user_copied_bytes: Option<u64>,
-    /// LM: packets that were put on transmit queues since the start, and wake-ups for them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) handed_over: Option<HandedOver>,
     /// TCP: congestion control in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
     /// What came of each sender, in the order of their first messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) senders: Vec<Sent>,
-    /// By a timetable, near: what became of it here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) offered: Option<Offered>,
-    /// By a timetable of real-time messages, near: what held others back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) smoothed: Option<Smoothed>,
-    /// By a timetable, far: times from a datagram's sending to its arrival in nanoseconds, and how many had this one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) delays: Vec<(u64, u64)>,
 }
 
 impl Outcome {
@@ -75,23 +66,6 @@ impl Outcome {
             messages: histogram.count(),
             round_trips: histogram.counts().collect(),
             ..Outcome::default()
-        }
-    }
-}
-
-/// Packets that were put on transmit queues, and how often a device was woken for some.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct HandedOver {
-    packets: u64,
-    wakeups: u64,
-}
-
-impl HandedOver {
-    pub(super) fn by(endpoint: &Endpoint) -> HandedOver {
-        let counters = endpoint.counters();
-        HandedOver {
-            packets: counters.packets_sent,
-            wakeups: counters.wakeups,
         }
     }
 }
@@ -117,7 +91,6 @@ pub(super) fn ask(
     mut meter: Meter,
     count: u64,
     seconds: f64,
-    rate: Option<f64>,
 ) -> io::Result<Outcome> {
     let len = spec.size as usize;
     let mut histogram = LatencyHistogram::new();
@@ -126,26 +99,19 @@ pub(super) fn ask(
     let limit = Duration::from_secs_f64(seconds);
     let mut answered = None;
     let mut lost = 0;
-    // By the clock, the next one may be a while off.
-    let progress = rate
-        .is_none()
-        .then(|| Progress::watch("an answer is missing".to_owned()));
+    let gives_up = spec.system.gives_up();
+    let progress = Progress::watch("an answer is missing".to_owned());
     for number in 0..count + warm_up {
-        let due = rate.map(|rate| started + Duration::from_secs_f64(number as f64 / rate));
-        if let Some(due) = due {
-            end.wait_until(due);
-        }
         if number == warm_up {
             meter.begin(end.work());
         }
-        // What was due and could not be sent has been waiting since (no coordinated omission).
-        let from = due.unwrap_or_else(Instant::now);
+        let from = Instant::now();
         end.send(len, number)?;
         end.flush()?;
-        let gives_up = end.give_up_soon();
+        let until = gives_up.then(|| Instant::now() + SILENCE);
         let mut came = 0;
         let is_answered = loop {
-            let Some(arrival) = end.receive()? else {
+            let Some(arrival) = end.receive(until)? else {
                 break false;
             };
             // Behind its time.
@@ -163,9 +129,7 @@ pub(super) fn ask(
             }
         };
         let elapsed = from.elapsed();
-        if let Some(progress) = &progress {
-            progress.set(number + 1);
-        }
+        progress.set(number + 1);
         if !is_answered && !gives_up {
             return Err(io::Error::other("the answering end has gone"));
         }
@@ -203,11 +167,105 @@ pub(super) fn ask(
     })
 }
 
+/// Asks by the clock, whether answers come or not: each is measured from when its question was due. What was due and could not be sent has been
+/// waiting since (no coordinated omission).
+pub(super) fn ask_on_time(
+    end: &mut dyn End,
+    spec: &Spec,
+    mut meter: Meter,
+    [warm_up, count]: [u64; 2],
+    rate: f64,
+) -> io::Result<Outcome> {
+    let len = spec.size as usize;
+    let all = warm_up + count.max(1);
+    let mut histogram = LatencyHistogram::new();
+    let mut pace = Pace::new(1.0 / rate, 1, std::process::id().into());
+    let mut waiting: VecDeque<(u64, Instant)> = VecDeque::new();
+    let begin = Instant::now();
+    for number in 0..=all {
+        let is_over = number == all;
+        let due = match is_over {
+            true => Instant::now() + LAST,
+            false => begin + pace.next(),
+        };
+        while !(is_over && waiting.is_empty()) {
+            if let Some(arrival) = end.receive(Some(due))?.filter(|arrival| arrival.whole) {
+                let is_it = |(asked, _): &(u64, Instant)| cut_number(*asked, len) == arrival.number;
+                let place = waiting.iter().position(is_it);
+                let answered = place.and_then(|place| waiting.remove(place));
+                if let Some((_, due)) = answered.filter(|(asked, _)| *asked >= warm_up) {
+                    histogram.record_ns(due.elapsed().as_nanos() as u64);
+                }
+            }
+            if Instant::now() >= due {
+                break;
+            }
+        }
+        if number == warm_up {
+            meter.begin(end.work());
+        }
+        if !is_over {
+            end.send(len, number)?;
+            end.flush()?;
+            waiting.push_back((number, due));
+        }
+    }
+    if histogram.count() == 0 {
+        return Err(io::Error::other("no answer comes from the far end"));
+    }
+    let cost = meter.end(end.work());
+    // Who answers may have gone.
+    let _gone = end.close();
+    Ok(Outcome {
+        lost_messages: waiting.iter().filter(|(asked, _)| *asked >= warm_up).count() as u64,
+        seconds: begin.elapsed().as_secs_f64(),
+        cost,
+        ..Outcome::of_round_trips(&histogram)
+    })
+}
+
+/// When messages are due. Single ones come within half of their gap around it, and gaps between bursts are exponential: equal ones would lock in
+/// phase at a FIFO, and one flow lose all.
+struct Pace {
+    gap_s: f64,
+    burst: u64,
+    seed: u64,
+    number: u64,
+    at_s: f64,
+}
+
+impl Pace {
+    fn new(gap_s: f64, burst: u64, seed: u64) -> Pace {
+        Pace {
+            gap_s,
+            burst,
+            seed,
+            number: 0,
+            at_s: 0.0,
+        }
+    }
+
+    /// When the next message is due, after the first one's begin.
+    fn next(&mut self) -> Duration {
+        if self.number.is_multiple_of(self.burst) {
+            // 53 bits: from 0 to just below 1.
+            let random = (split_mix(self.seed, self.number) >> 11) as f64 / (1_u64 << 53) as f64;
+            let gaps = match self.burst {
+                1 => 0.5 + random,
+                burst => -(1.0 - random).ln() * burst as f64,
+            };
+            self.at_s += self.gap_s * gaps;
+        }
+        self.number += 1;
+        Duration::from_secs_f64(self.at_s)
+    }
+}
+
 /// Answers each message with one of the same length and number, until the asking end has gone.
 pub(super) fn answer(end: &mut dyn End) -> io::Result<Outcome> {
     let (mut len, mut messages) = (0, 0);
     loop {
-        let arrival = match end.receive() {
+        let arrival = match end.receive(None) {
             Ok(Some(arrival)) => arrival,
             // Refused or reset: the asking end has what it wanted.
             Ok(None) => break,
@@ -244,25 +302,32 @@ pub(super) fn send(
     let begin = Instant::now();
     let counts_from = begin + Duration::from_secs_f64(warm_up);
     let counts_to = counts_from + Duration::from_secs_f64(seconds);
-    let interval = rate.map(|bits| len as f64 * 8.0 / bits);
+    let burst = spec.system.options.burst.into();
+    let mut pace = rate.map(|bits| Pace::new(len as f64 * 8.0 / bits, burst, std::process::id().into()));
     let mut number = 0;
     let mut look = Look::new(len);
     let (mut first, mut counted) = (None, None);
     loop {
-        if let Some(interval) = interval {
-            let due = begin + Duration::from_secs_f64(number as f64 * interval);
+        let mut is_late = false;
+        if let Some(pace) = &mut pace {
+            let due = begin + pace.next();
             if due > Instant::now() {
                 end.flush()?;
                 end.wait_until(due);
             }
+            is_late = spec.system.how.loses() && due.elapsed() > LATE;
         }
-        match end.send(len, number) {
+        let sent = match is_late {
+            true => Ok(()),
+            false => end.send(len, number),
+        };
+        match sent {
             Ok(()) => number += 1,
             // The receiver has measured and gone.
             Err(_) if counted.is_some() => break,
             Err(error) => return Err(error),
         }
-        if interval.is_none() && !look.is_due() {
+        if pace.is_none() && !look.is_due() {
             continue;
         }
         let now = Instant::now();
@@ -292,14 +357,14 @@ pub(super) fn send(
     })
 }
 
-/// Receives, and counts what comes in `seconds` after `warm_up`, from the first message of the last of so many `senders` on.
+/// Receives, and counts what comes in `seconds` after `warm_up`, from the first message of the last sender on.
 pub(super) fn receive(
     end: &mut dyn End,
     spec: &Spec,
     mut meter: Meter,
     [warm_up, seconds]: [f64; 2],
-    senders: usize,
 ) -> io::Result<Outcome> {
+    let senders = spec.senders as usize;
     let mut tallies: Vec<Tally> = Vec::with_capacity(senders);
     let mut progress = watch(spec, 0, senders);
     let mut arrivals = 0;
@@ -307,7 +372,8 @@ pub(super) fn receive(
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<Instant> = None;
     loop {
-        let arrival = (end.receive()?).ok_or_else(|| io::Error::other(stopped(tallies.len(), senders)))?;
+        let arrival =
+            (end.receive(None)?).ok_or_else(|| io::Error::other(stopped(tallies.len(), senders)))?;
         if arrival.from == tallies.len() {
             if tallies.len() == senders {
                 return Err(io::Error::other(format!(
@@ -352,8 +418,7 @@ pub(super) fn receive(
 
 /// Takes what still comes: the sender's stream goes on for a little, and shall not meet a closed door.
 pub(super) fn drain(end: &mut dyn End) -> io::Result<()> {
-    end.end_soon()?;
-    while let Ok(Some(_)) = end.receive() {}
+    while let Ok(Some(_)) = end.receive(Some(Instant::now() + SILENCE)) {}
     Ok(())
 }
 
@@ -451,7 +516,7 @@ mod tests {
             Ok(())
         }
 
-        fn receive(&mut self) -> io::Result<Option<Arrival>> {
+        fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
             if let Some(late) = self.late.take() {
                 std::thread::sleep(late);
             }
@@ -462,10 +527,6 @@ mod tests {
                 whole: true,
             }))
         }
-
-        fn end_soon(&mut self) -> io::Result<()> {
-            Ok(())
-        }
     }
 
     fn meter() -> Meter {
@@ -474,22 +535,23 @@ mod tests {
 
     fn spec(size: u64) -> Spec {
         Spec {
-            system: crate::suite::systems::System::parse("udp-blocking").unwrap(),
+            system: crate::suite::systems::System::parse("udp-spinning").unwrap(),
             task: Task::Beside {
                 count: 1,
                 seconds: 1.0,
-                rate: None,
             },
             size,
             address: "127.0.0.1:1".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
+            senders: 1,
+            goes_first: false,
         }
     }
 
     #[test]
     fn warm_up_does_not_count() {
-        let outcome = ask(&mut Mirror::default(), &spec(3), meter(), 1000, 60.0, None).unwrap();
+        let outcome = ask(&mut Mirror::default(), &spec(3), meter(), 1000, 60.0).unwrap();
         assert_eq!(outcome.messages, 1000);
         assert_eq!(
             outcome.round_trips.iter().map(|(_, count)| count).sum::<u64>(),
@@ -504,7 +566,7 @@ mod tests {
             late: Some(Duration::from_millis(600)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), meter(), 20, 0.5, None).unwrap();
+        let outcome = ask(&mut end, &spec(64), meter(), 20, 0.5).unwrap();
         assert_eq!(outcome.messages, 20, "{:?}", outcome.round_trips);
     }
 
@@ -515,7 +577,7 @@ mod tests {
             late: Some(Duration::from_millis(50)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), meter(), 100, 60.0, Some(1000.0)).unwrap();
+        let outcome = ask_on_time(&mut end, &spec(64), meter(), [10, 100], 1000.0).unwrap();
         let waited: u64 = (outcome.round_trips.iter())
             .filter(|(ns, _)| *ns > 10_000_000)
             .map(|(_, count)| count)
@@ -539,20 +601,69 @@ mod tests {
                 }
             }
 
-            fn receive(&mut self) -> io::Result<Option<Arrival>> {
-                self.0.receive()
-            }
-
-            fn give_up_soon(&mut self) -> bool {
-                true
-            }
-
-            fn end_soon(&mut self) -> io::Result<()> {
-                Ok(())
+            fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+                self.0.receive(until)
             }
         }
-        let outcome = ask(&mut Lossy::default(), &spec(64), meter(), 20, 60.0, None).unwrap();
+        let outcome = ask(&mut Lossy::default(), &spec(64), meter(), 20, 60.0).unwrap();
         assert_eq!((outcome.lost_messages, outcome.messages), (4, 16));
+    }
+
+    fn gaps_ms(mut pace: Pace, bursts: usize) -> Vec<f64> {
+        let burst = pace.burst as usize;
+        let all = (0..bursts * burst).map(|_| pace.next().as_secs_f64() * 1e3);
+        let times: Vec<f64> = all.step_by(burst).collect();
+        times.windows(2).map(|two| two[1] - two[0]).collect()
+    }
+
+    #[test]
+    fn bursts_come_by_chance_at_their_mean_rate() {
+        let gaps = gaps_ms(Pace::new(1.0 / 2500.0, 10, 1), 25_000);
+        // 25,000 gaps: the mean's deviation is 0.6 %.
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        assert!((mean / 4.0 - 1.0).abs() < 0.03, "{mean}");
+        let longer = gaps.iter().filter(|gap| **gap > 4.0).count() as f64 / gaps.len() as f64;
+        assert!((longer - (-1.0_f64).exp()).abs() < 0.02, "{longer}");
+    }
+
+    #[test]
+    fn lone_datagrams_come_within_half_of_their_gap() {
+        let gaps = gaps_ms(Pace::new(1.0 / 400.0, 1, 1), 40_000);
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        assert!((mean / 2.5 - 1.0).abs() < 0.02, "{mean}");
+        assert!(gaps.iter().all(|gap| (1.249..=3.751).contains(gap)));
+        assert!(gaps.iter().any(|gap| *gap < 1.3) && gaps.iter().any(|gap| *gap > 3.7));
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let gaps = |seed| gaps_ms(Pace::new(1e-3, 10, seed), 100);
+        assert_eq!(gaps(1), gaps(1));
+        assert_ne!(gaps(1), gaps(2));
+    }
+
+    /// This end is asked too late for most of a stream that nobody repeats: what was due is missing among the numbers.
+    #[test]
+    fn what_is_too_late_is_not_sent_and_was_due_all_the_same() {
+        #[derive(Default)]
+        struct Slow(Vec<u64>);
+        impl End for Slow {
+            fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
+                self.0.push(number);
+                std::thread::sleep(Duration::from_millis(30));
+                Ok(())
+            }
+
+            fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
+                Ok(None)
+            }
+        }
+        let (mut end, interrupt) = (Slow::default(), Interrupt::install().unwrap());
+        // A message each millisecond.
+        let outcome = send(&mut end, &spec(125), meter(), [0.0, 0.3], Some(1e6), &interrupt).unwrap();
+        let last = *end.0.last().unwrap();
+        assert!(last > 2 * end.0.len() as u64, "{:?}", end.0);
+        assert!(outcome.messages > end.0.len() as u64, "{outcome:?}");
     }
 
     #[test]
@@ -563,7 +674,7 @@ mod tests {
                 Ok(())
             }
 
-            fn receive(&mut self) -> io::Result<Option<Arrival>> {
+            fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
                 Ok(Some(Arrival {
                     from: 0,
                     number: 77,
@@ -571,12 +682,8 @@ mod tests {
                     whole: true,
                 }))
             }
-
-            fn end_soon(&mut self) -> io::Result<()> {
-                Ok(())
-            }
         }
-        let error = ask(&mut Wrong, &spec(64), meter(), 10, 60.0, None).unwrap_err();
+        let error = ask(&mut Wrong, &spec(64), meter(), 10, 60.0).unwrap_err();
         assert!(error.to_string().contains("another message"), "{error}");
     }
 }

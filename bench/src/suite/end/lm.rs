@@ -7,8 +7,7 @@ use lm_dataplane::{
     ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
 };
 
-use super::drive::HandedOver;
-use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Work, write_number};
+use super::{Arrival, End, EndArgs, Outcome, Side, Spec, Task, Work, write_number};
 use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, connect};
 use crate::suite::host::await_link;
@@ -76,7 +75,6 @@ pub(super) struct Lm {
     integrity: IntegrityOption,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
-    ending: bool,
 }
 
 impl Lm {
@@ -85,7 +83,7 @@ impl Lm {
             Task::Stream { .. } => in_flight(spec.size),
             _ => 2,
         };
-        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight * args.senders)?;
+        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight * spec.senders)?;
         let options = ConnectOptions {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
@@ -105,8 +103,7 @@ impl Lm {
             peer,
             options,
             integrity: spec.system.options.integrity,
-            peers: Vec::with_capacity(args.senders as usize),
-            ending: false,
+            peers: Vec::with_capacity(spec.senders as usize),
         })
     }
 }
@@ -138,9 +135,10 @@ impl End for Lm {
         Ok(())
     }
 
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
         loop {
-            match self.endpoint.recv(self.ending.then_some(SILENCE)) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match self.endpoint.recv(left) {
                 Ok(message) => {
                     let peer = message.peer();
                     self.peer = Some(peer);
@@ -166,11 +164,6 @@ impl End for Lm {
         }
     }
 
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.ending = true;
-        Ok(())
-    }
-
     fn tell(&mut self, outcome: &mut Outcome) {
         let mode = match self.endpoint.status().mode() {
             EffectiveMode::ZeroCopy => "native zero-copy",
@@ -180,7 +173,6 @@ impl End for Lm {
         };
         outcome.mode = Some(mode.to_owned());
         outcome.integrity = Some(self.integrity);
-        outcome.handed_over = Some(HandedOver::by(&self.endpoint));
         outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
         for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
             sender.address = self.endpoint.peer(peer).address();

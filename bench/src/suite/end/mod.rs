@@ -1,32 +1,27 @@
 //! One end of what is measured, as a process of its own: `lm-bench end`, which the commands start on both hosts.
 //!
 //! Each system has an [`End`]; what is done with it (round trips, a stream, both at once) is written once ([`drive`]) and the same
-//! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*. Datagrams by a timetable
-//! ([`timetable`], [`real_time`]) are told of where they were lost.
+//! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*.
 
 mod drive;
 mod lm;
 mod meter;
-mod real_time;
 mod socket;
-#[expect(unsafe_code, reason = "system calls that no crate in use offers")]
-mod sys;
 mod tcp;
-mod timetable;
 mod udp;
 mod under_load;
 mod watch;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::Instant;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
 pub(crate) use meter::{Cost, Meter, Work};
-use real_time::Sending;
-use timetable::Timetable;
 
 use super::systems::{How, System};
 use crate::cli::{Failure, Mode};
@@ -44,6 +39,9 @@ pub(crate) enum Task {
         seconds: f64,
         /// Messages a second, sent by the clock; each is measured from the time it was due.
         rate: Option<f64>,
+        /// By the clock: so many go before as a warm-up.
+        #[serde(default)]
+        warm_up: u64,
     },
     /// As many messages one way as go.
     Stream {
@@ -60,14 +58,7 @@ pub(crate) enum Task {
         count: u64,
         /// Fewer when they take longer than this.
         seconds: f64,
-        /// LM's: so many a second, sent by the clock; each is measured from the time it was due.
-        #[serde(default)]
-        rate: Option<f64>,
     },
-    /// Datagrams one way, by the clock; of the kernel's UDP alone.
-    Timetable(Timetable),
-    /// Messages one way, by the clock; of LM's real-time sockets alone.
-    RealTime(Sending),
 }
 
 /// What both ends of a measurement know.
@@ -85,6 +76,16 @@ pub(crate) struct Spec {
     pub(crate) mtu: u32,
     /// How packets pass between driver and LM.
     pub(crate) mode: Mode,
+    /// A stream's far end waits for so many near ones; time counts once each has sent a message.
+    #[serde(default = "one")]
+    pub(crate) senders: u32,
+    /// Whether it goes before what else runs on its core.
+    #[serde(default)]
+    pub(crate) goes_first: bool,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 /// Which of the two ends.
@@ -107,9 +108,6 @@ pub struct EndArgs {
     /// Interface of this end
     #[arg(long)]
     interface: String,
-    /// LM, far: senders to wait for; time counts once each has sent a message
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    senders: u32,
 }
 
 /// Something that came.
@@ -135,18 +133,9 @@ trait End {
         Ok(())
     }
 
-    /// Waits for something to come, as the system waits; `None` when the other end has ended, or when nothing has come for a while
-    /// after [`End::end_soon`].
-    fn receive(&mut self) -> io::Result<Option<Arrival>>;
-
-    /// From here on `receive` gives up after a quarter of a second. Before that it has no time limit: that would cost a timer for each sleep,
-    /// which ordinary programs do not pay.
-    fn end_soon(&mut self) -> io::Result<()>;
-
-    /// Has the next `receive` give up after a quarter of a second. `false`: it does not, since what is lost comes again, or since it sleeps.
-    fn give_up_soon(&mut self) -> bool {
-        false
-    }
+    /// Waits for something to come, as the system waits; `None` when the other end has ended, or when nothing has come until a time, where one is
+    /// given. Else there is no time limit: that would cost a timer for each sleep, which ordinary programs do not pay.
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>>;
 
     /// Waits for a time, as the system waits.
     fn wait_until(&mut self, time: Instant) {
@@ -170,21 +159,18 @@ trait End {
 }
 
 /// How long an end that shall end waits for more, and one that never sleeps for an answer.
-const SILENCE: std::time::Duration = std::time::Duration::from_millis(250);
+const SILENCE: Duration = Duration::from_millis(250);
 
 /// How long a receive that never sleeps goes on.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Patience {
     until: Option<Instant>,
     looks: u32,
 }
 
 impl Patience {
-    fn until(time: Instant) -> Patience {
-        Patience {
-            until: Some(time),
-            looks: 0,
-        }
+    fn until(until: Option<Instant>) -> Patience {
+        Patience { until, looks: 0 }
     }
 
     /// Whether it is over. The clock is looked at once in so many times: it would be felt in each.
@@ -195,6 +181,18 @@ impl Patience {
         self.looks.is_multiple_of(EVERY) && self.until.is_some_and(|until| Instant::now() >= until)
     }
 }
+
+/// Sleeps until a socket that blocks has something to read, or until a time, where one is given; `false`: there is nothing then.
+fn has_come(socket: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
+    let Some(until) = until else { return Ok(true) };
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    Ok(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left))? > 0)
+}
+
 /// A message's number at its start, or as much of it as the message is long.
 const NUMBER_LEN: usize = 8;
 
@@ -233,17 +231,22 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
         end.tell(&mut outcome);
         Ok(outcome)
     };
-    if matches!(spec.task, Task::Timetable(_) | Task::RealTime(_)) {
-        // Without the right to do so it is as late as the machine lets it be.
-        let _unlocked = sys::keep_memory();
-    }
     let outcome = match spec.task {
-        Task::RoundTrips { count, seconds, rate } => {
+        Task::RoundTrips {
+            count,
+            seconds,
+            rate,
+            warm_up,
+        } => {
             let mut end = open(args, &spec, ready)?;
-            let end = end.as_mut();
-            let outcome = match args.side {
-                Side::Near => drive::ask(end, &spec, Meter::default(), count, seconds, rate),
-                Side::Far => drive::answer(end),
+            let (end, meter) = (end.as_mut(), Meter::default());
+            let outcome = match (args.side, rate) {
+                (Side::Near, None) => drive::ask(end, &spec, meter, count, seconds),
+                (Side::Near, Some(rate)) => {
+                    let count = count.min((seconds * rate) as u64);
+                    drive::ask_on_time(end, &spec, meter, [warm_up, count], rate)
+                }
+                (Side::Far, _) => drive::answer(end),
             };
             told(outcome, end)?
         }
@@ -262,27 +265,17 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
                     told(sent, end)?
                 }
                 Side::Far => {
-                    let senders = args.senders as usize;
-                    let received = drive::receive(end, &spec, meter, [warm_up, seconds], senders);
+                    let received = drive::receive(end, &spec, meter, [warm_up, seconds]);
                     print(&told(received, end)?);
                     return drive::drain(end).map_err(failed);
                 }
             }
         }
-        Task::Beside { count, seconds, rate } => match (spec.system.how.is_lm(), args.side) {
-            (true, Side::Near) => under_load::lm_ask(args, &spec, count, seconds, rate)?,
+        Task::Beside { count, seconds } => match (spec.system.how.is_lm(), args.side) {
+            (true, Side::Near) => under_load::lm_ask(args, &spec, count, seconds)?,
             (true, Side::Far) => under_load::lm_answer(args, &spec, ready)?,
             (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
             (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
-        },
-        Task::Timetable(timetable) => match args.side {
-            Side::Near => timetable::send(&spec, timetable),
-            Side::Far => timetable::receive(&spec, timetable, ready),
-        }
-        .map_err(failed)?,
-        Task::RealTime(sending) => match args.side {
-            Side::Near => real_time::send(args, &spec, &sending)?,
-            Side::Far => real_time::receive(args, &spec, &sending, ready)?,
         },
     };
     print(&outcome);
@@ -298,7 +291,6 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
     Ok(match spec.system.how {
         How::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
         How::Lm => Box::new(lm::Lm::open(args, spec, ready)?),
-        How::UdpMmsg => Box::new(udp::Many::new(udp(ready)?, spec)),
         How::UdpGso => Box::new(udp::Segmented::new(udp(ready)?, spec).map_err(failed)?),
         How::Tcp => Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?),
         How::UdpBlocking | How::UdpSpinning => Box::new(udp::Single::new(udp(ready)?, spec).map_err(failed)?),

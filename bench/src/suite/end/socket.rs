@@ -1,17 +1,33 @@
 //! LM's real-time sockets as an [`End`]: endpoint and socket on one thread, which never sleeps unless it is to. Nothing holds their messages back, and none waits for
-//! the other host: a stream hands over as many as leave.
+//! the other host: a stream hands over as many as leave. A smoother, where there is one, holds back what else the near host sends.
 
-use std::time::Instant;
-use std::{io, net::SocketAddrV4};
+use std::io;
+use std::net::SocketAddrV4;
+use std::time::{Duration, Instant};
 
-use lm_dataplane::{Endpoint, IdleStrategy, PeerId, RecvError};
-use lm_realtime::{Blocks, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig, monotonic};
+use lm_dataplane::{
+    ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig, PeerId, RecvError,
+};
+use lm_protocol::smoother::{Law, Parameters};
+use lm_realtime::{Blocks, Foreign, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig, monotonic};
 
 use super::lm::failed;
-use super::real_time::{ASLEEP, PORT, introduce, open};
 use super::{Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, read_number, write_number};
 use crate::cli::{Failure, chain};
+use crate::suite::systems::LawOption;
 
+/// Number of the socket at both ends.
+const PORT: u16 = 1;
+/// How long the far end may take to answer.
+const HELLO: Duration = Duration::from_secs(1);
+/// No turn of a round is made without need.
+const ASLEEP: IdleStrategy = IdleStrategy {
+    spin: Duration::ZERO,
+    yields: 0,
+    sleep: Some(Duration::from_millis(10)),
+};
+/// Length of an Ethernet header.
+const ETHERNET_LEN: u32 = 14;
 /// Bytes that are handed over and have not left, at most, and of how many messages.
 const TOGETHER: u64 = 1 << 20;
 const KEEP: (u64, u64) = (16, 256);
@@ -36,8 +52,24 @@ pub(super) struct Socket {
 
 impl Socket {
     /// One for messages of `len` bytes.
-    pub(super) fn open(endpoint: &mut Endpoint, spec: &Spec, len: u64) -> Result<Socket, Failure> {
+    pub(super) fn open(
+        endpoint: &mut Endpoint,
+        args: &EndArgs,
+        spec: &Spec,
+        len: u64,
+    ) -> Result<Socket, Failure> {
         let failed = |error: &dyn std::error::Error| Failure::new(chain(error));
+        let options = &spec.system.options;
+        let smoother = options
+            .smoother
+            .filter(|_| args.side == Side::Near)
+            .map(|rate| Parameters {
+                law: match options.law {
+                    LawOption::Paper => Law::Paper,
+                    LawOption::Paced => Law::Paced,
+                },
+                ..Parameters::of_link(rate, (spec.mtu + ETHERNET_LEN) as u16)
+            });
         let keep = (TOGETHER / len.max(1)).clamp(KEEP.0, KEEP.1);
         let blocks = match len.saturating_add(HEADERS_LEN) > spec.mtu.into() {
             true => blocks(len, keep as u32 + 2),
@@ -51,8 +83,17 @@ impl Socket {
             same_host: true,
             ..SocketConfig::default()
         };
-        let real_time = RealTime::new(endpoint, None, monotonic).map_err(|error| failed(&error))?;
+        let has_smoother = smoother.is_some();
+        let real_time = RealTime::new(endpoint, smoother, monotonic).map_err(|error| failed(&error))?;
+        if has_smoother {
+            real_time.hold_kernel(&args.interface, Foreign::Keep);
+        }
         let socket = (real_time.socket(endpoint, PORT, &config)).map_err(|error| failed(&error))?;
+        if has_smoother && real_time.kernel_traffic().is_none() {
+            return Err(Failure::new(
+                "the kernel's traffic does not follow the smoother; see the warning above",
+            ));
+        }
         if len > socket.payload_max() as u64 {
             return Err(Failure::new(format!(
                 "a real-time message has at most {} bytes",
@@ -70,9 +111,17 @@ impl Socket {
         })
     }
 
-    /// Sends to the far end's socket from now on.
+    /// Sends to the far end's socket from now on, which knows this one then.
     pub(super) fn connect(&mut self, endpoint: &mut Endpoint, to: SocketAddrV4) -> Result<(), Failure> {
-        introduce(endpoint, &mut self.socket, to).map(|_| ())
+        let failed = |error: &dyn std::error::Error| Failure::new(chain(error));
+        let options = ConnectOptions {
+            session: lm_dataplane::Session::Later,
+            ..ConnectOptions::default()
+        };
+        let peer = endpoint.connect(to, &options).map_err(|error| failed(&error))?;
+        (self.socket.connect(endpoint, peer, PORT)).map_err(|error| failed(&error))?;
+        // From strangers the far end takes nothing but the greeting.
+        endpoint.flush(HELLO).map_err(|error| failed(&error))
     }
 
     /// Hands over a message of `len` bytes that begins with its number; `false`: others have to leave before.
@@ -131,20 +180,34 @@ pub(super) struct RealTimeEnd {
     socket: Socket,
     is_near: bool,
     sleeps: bool,
-    patience: Patience,
+    /// Whom messages came from, in the order of their first ones.
+    peers: Vec<PeerId>,
 }
 
 impl RealTimeEnd {
     pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<RealTimeEnd, Failure> {
         let is_near = args.side == Side::Near;
         let sleeps = spec.system.sleeps();
-        let port = if is_near { 0 } else { spec.address.port() };
-        let idle = match sleeps {
-            true => ASLEEP,
-            false => IdleStrategy::SPIN,
+        let config = EndpointConfig {
+            interface: args.interface.clone(),
+            port: if is_near { 0 } else { spec.address.port() },
+            link: LinkConfig {
+                mode: spec.mode.into(),
+                ..LinkConfig::default()
+            },
+            // Nothing lands: what comes, comes by the general channel, and on a card's only queue.
+            memory: MemoryConfig {
+                landing_len: 0,
+                ..MemoryConfig::default()
+            },
+            idle: match sleeps {
+                true => ASLEEP,
+                false => IdleStrategy::SPIN,
+            },
+            ..EndpointConfig::default()
         };
-        let mut endpoint = open(&args.interface, spec.mode, port, idle)?;
-        let mut socket = Socket::open(&mut endpoint, spec, spec.size)?;
+        let mut endpoint = Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))?;
+        let mut socket = Socket::open(&mut endpoint, args, spec, spec.size)?;
         match is_near {
             true => socket.connect(&mut endpoint, spec.address)?,
             false => ready(),
@@ -156,7 +219,7 @@ impl RealTimeEnd {
             socket,
             is_near: is_near || !answers,
             sleeps,
-            patience: Patience::default(),
+            peers: Vec::with_capacity(spec.senders as usize),
         })
     }
 }
@@ -175,28 +238,33 @@ impl End for RealTimeEnd {
         Ok(())
     }
 
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+        let mut patience = Patience::until(until);
         loop {
             let message = match self.is_near {
                 true => self.socket.receive(),
                 false => self.socket.receive_to_answer(&mut self.endpoint)?,
             };
             if let Some(message) = message {
+                let peer = message.info().from;
+                let from = self.peers.iter().position(|one| *one == peer);
                 return Ok(Some(Arrival {
-                    from: 0,
+                    from: from.unwrap_or_else(|| {
+                        self.peers.push(peer);
+                        self.peers.len() - 1
+                    }),
                     number: read_number(&message),
                     bytes: message.len(),
                     whole: true,
                 }));
             }
-            if self.endpoint.poll() == 0 {
-                if self.patience.is_over() {
-                    return Ok(None);
-                }
-                match self.sleeps {
-                    true => self.endpoint.wait(SILENCE),
-                    false => std::hint::spin_loop(),
-                }
+            let worked = self.endpoint.poll() > 0;
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match self.sleeps {
+                true if left == Some(Duration::ZERO) => return Ok(None),
+                true if !worked => self.endpoint.wait(left.unwrap_or(SILENCE).min(SILENCE)),
+                false if !worked && patience.is_over() => return Ok(None),
+                _ => std::hint::spin_loop(),
             }
             // Greetings.
             loop {
@@ -209,21 +277,11 @@ impl End for RealTimeEnd {
         }
     }
 
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.patience = Patience::until(Instant::now() + SILENCE);
-        Ok(())
-    }
-
-    fn give_up_soon(&mut self) -> bool {
-        if !self.sleeps {
-            self.patience = Patience::until(Instant::now() + SILENCE);
-        }
-        !self.sleeps
-    }
-
     fn wait_until(&mut self, time: Instant) {
-        while Instant::now() < time {
-            self.endpoint.poll();
+        while let Some(left) = time.checked_duration_since(Instant::now()) {
+            if self.endpoint.poll() == 0 && self.sleeps {
+                self.endpoint.wait(left);
+            }
         }
     }
 }

@@ -6,10 +6,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::time::Instant;
 
 use rustix::net::sockopt;
 
-use super::{Arrival, End, NUMBER_LEN, Outcome, SILENCE, Spec, Task, read_number, write_number};
+use super::{Arrival, End, NUMBER_LEN, Outcome, Patience, Spec, Task, has_come, read_number, write_number};
 
 /// Bytes for one `write` of short messages, and for one `read`.
 const GATHERED: usize = 128 << 10;
@@ -100,7 +101,8 @@ impl End for Tcp {
         Ok(())
     }
 
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+        let mut patience = Patience::until(until);
         let mut bytes = 0;
         loop {
             let left = self.message_len - self.message.bytes;
@@ -124,22 +126,21 @@ impl End for Tcp {
                 }));
             }
             (self.from, self.to) = (0, 0);
+            if !self.spin && !has_come(&self.connection, until)? {
+                return Ok(None);
+            }
             match self.connection.read(&mut self.incoming) {
                 Ok(0) => return Ok(None),
                 Ok(len) => self.to = len,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.spin => {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if patience.is_over() {
+                        return Ok(None);
+                    }
                     std::hint::spin_loop();
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.spin = false;
-        self.connection.set_nonblocking(false)?;
-        self.connection.set_read_timeout(Some(SILENCE))
     }
 
     fn tell(&mut self, outcome: &mut Outcome) {

@@ -3,19 +3,23 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
-use super::sys::{self, Batch};
-use super::{Arrival, End, How, NUMBER_LEN, Patience, SILENCE, Spec, Task, read_number, write_number};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustix::net::sockopt::{set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force};
 
-/// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
-/// batch; more than this was no faster.
-pub(super) const RECEIVE_BUFFER: usize = 4 << 20;
-/// Datagrams for one `sendmmsg` or `recvmmsg`, at most.
-const BATCH: usize = 32;
-/// Bytes of one `sendmmsg`, at most: more would push each other out of the cache.
-const BATCH_BYTES: usize = 256 << 10;
+use super::{Arrival, End, How, NUMBER_LEN, Patience, Spec, Task, has_come, read_number, write_number};
+use crate::bare::set_option;
+
+/// Receive memory where datagrams come in batches, and send memory where they go by the clock, in bytes. The kernel's default of 208 KiB
+/// overflows while the receiver handles a batch, and lets what waits in the host's own queueing discipline block the sender; more than this was
+/// no faster.
+const BUFFER: usize = 4 << 20;
+/// `IP_TOS` of expedited forwarding (DSCP 46, RFC 3246), and the highest `SO_PRIORITY` that takes no privilege.
+const EXPEDITED: i32 = 46 << 2;
+const PRIORITY: i32 = 6;
 /// How long the far end waits for the first datagram: the near one may wait for its link before.
 const FIRST: Duration = Duration::from_secs(10);
 /// Longest UDP payload over IPv4.
@@ -28,19 +32,31 @@ const HEADERS_LEN: usize = 28;
 const SEGMENTS_MAX: usize = 64;
 const SEGMENTED_LEN_MAX: usize = MAX_DATAGRAM as usize;
 
-/// A socket that talks to the other end alone. The far one learns from the first datagram to whom.
+/// A socket that talks to the other end alone. The far one learns from the first datagram to whom; where several send it talks to all.
 pub(super) fn socket(near: bool, spec: &Spec, ready: impl FnOnce()) -> io::Result<UdpSocket> {
-    if near {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.connect(spec.address)?;
-        return Ok(socket);
+    let socket = match near {
+        true => {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.connect(spec.address)?;
+            socket
+        }
+        false => await_first(spec, FIRST, ready)?,
+    };
+    if spec.system.options.expedited {
+        // In this order: each TOS brings a priority of its own.
+        set_option(&socket, libc::IPPROTO_IP, libc::IP_TOS, EXPEDITED)?;
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, PRIORITY)?;
     }
-    await_first(spec, FIRST, ready)
+    Ok(socket)
 }
 
 /// A socket that is connected to whoever sends the first datagram, within `limit`.
 fn await_first(spec: &Spec, limit: Duration, ready: impl FnOnce()) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddrV4::new(*spec.address.ip(), spec.address.port()))?;
+    if spec.senders > 1 {
+        // Where the administrator has bounded it, less is as good as it gets.
+        let _less = set_socket_recv_buffer_size_force(&socket, BUFFER);
+    }
     ready();
     // Every datagram of a stream may be lost; then nobody would tell this end that it is over.
     socket.set_read_timeout(Some(limit))?;
@@ -49,7 +65,9 @@ fn await_first(spec: &Spec, limit: Duration, ready: impl FnOnce()) -> io::Result
         _ => error,
     })?;
     socket.set_read_timeout(None)?;
-    socket.connect(from)?;
+    if spec.senders == 1 {
+        socket.connect(from)?;
+    }
     Ok(socket)
 }
 
@@ -73,10 +91,9 @@ struct Trains {
 }
 
 impl Trains {
-    fn new(spec: &Spec) -> Trains {
+    fn new(message_len: usize) -> Trains {
         Trains {
-            // What cannot be said in one datagram of 65,507 bytes and is not longer than 64 KiB is cut (`train`).
-            message_len: train(spec.size).iter().sum(),
+            message_len,
             number: u64::MAX,
             bytes: 0,
         }
@@ -97,95 +114,96 @@ impl Trains {
     }
 }
 
-pub(super) fn begin_silence(socket: &UdpSocket) -> io::Result<()> {
-    socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(SILENCE))
-}
-
-pub(super) fn is_silence(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::ConnectionRefused
-    )
-}
-
 /// One system call for each datagram.
 pub(super) struct Single {
     socket: UdpSocket,
     spin: bool,
+    /// A stream by the clock: what the kernel has no room for, or drops in this host, is lost like anywhere else.
+    is_paced: bool,
     /// Whether it has to be awake at the time that it waits for, and not only soon after.
     on_time: bool,
-    ending: bool,
-    patience: Patience,
     train: Vec<usize>,
-    trains: Trains,
     payload: Vec<u8>,
     datagram: Vec<u8>,
+    /// Who sends, in the order of their first datagrams, and what comes of each.
+    senders: Vec<(SocketAddr, Trains)>,
 }
 
 impl Single {
     pub(super) fn new(socket: UdpSocket, spec: &Spec) -> io::Result<Single> {
         let spin = spec.system.how != How::UdpBlocking;
         socket.set_nonblocking(spin)?;
+        let is_paced = matches!(spec.task, Task::Stream { rate: Some(_), .. });
+        if is_paced {
+            let _less = set_socket_send_buffer_size_force(&socket, BUFFER);
+            // Without it the kernel tells nobody that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
+            set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+        }
         let train = train(spec.size);
         Ok(Single {
             socket,
             spin,
-            on_time: matches!(spec.task, Task::RoundTrips { .. }),
-            ending: false,
-            patience: Patience::default(),
+            is_paced,
+            on_time: spin && matches!(spec.task, Task::RoundTrips { .. }),
             payload: vec![0x5a; train[0]],
             train,
-            trains: Trains::new(spec),
             datagram: vec![0; 65_536],
+            senders: Vec::with_capacity(spec.senders as usize),
         })
+    }
+
+    fn send_one(&mut self, len: usize) -> io::Result<()> {
+        let flags = match self.is_paced {
+            true => SendFlags::DONTWAIT,
+            false => SendFlags::empty(),
+        };
+        loop {
+            match rustix::net::send(&self.socket, &self.payload[..len], flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN | Errno::NOBUFS) if self.is_paced => return Ok(()),
+                Err(Errno::AGAIN) => std::hint::spin_loop(),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
 impl End for Single {
     fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
-        for &len in &self.train {
-            let payload = &mut self.payload[..len];
-            write_number(payload, number);
-            loop {
-                match self.socket.send(payload) {
-                    Ok(_) => break,
-                    Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
-                        std::hint::spin_loop();
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
+        for at in 0..self.train.len() {
+            let len = self.train[at];
+            write_number(&mut self.payload[..len], number);
+            self.send_one(len)?;
         }
         Ok(())
     }
 
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+        let mut patience = Patience::until(until);
         loop {
-            match self.socket.recv(&mut self.datagram) {
-                Ok(len) => return Ok(Some(self.trains.arrival(&self.datagram[..len]))),
-                Err(error) if self.ending && is_silence(&error) => return Ok(None),
-                Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.patience.is_over() {
+            if !self.spin && !has_come(&self.socket, until)? {
+                return Ok(None);
+            }
+            let (len, address) = match self.socket.recv_from(&mut self.datagram) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if patience.is_over() {
                         return Ok(None);
                     }
                     std::hint::spin_loop();
+                    continue;
                 }
                 Err(error) => return Err(error),
-            }
+            };
+            let from = self.senders.iter().position(|(known, _)| *known == address);
+            let from = from.unwrap_or_else(|| {
+                // What cannot be said in one datagram of 65,507 bytes and is not longer than 64 KiB is cut (`train`).
+                self.senders.push((address, Trains::new(self.train.iter().sum())));
+                self.senders.len() - 1
+            });
+            let arrival = self.senders[from].1.arrival(&self.datagram[..len]);
+            return Ok(Some(Arrival { from, ..arrival }));
         }
-    }
-
-    fn give_up_soon(&mut self) -> bool {
-        if self.spin {
-            self.patience = Patience::until(Instant::now() + SILENCE);
-        }
-        self.spin
-    }
-
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.ending = true;
-        begin_silence(&self.socket)
     }
 
     fn wait_until(&mut self, time: Instant) {
@@ -196,79 +214,6 @@ impl End for Single {
                 None => std::thread::sleep(left),
             }
         }
-    }
-}
-
-/// `sendmmsg` and `recvmmsg`.
-pub(super) struct Many {
-    socket: UdpSocket,
-    ending: bool,
-    train: Vec<usize>,
-    trains: Trains,
-    outgoing: Batch,
-    held: usize,
-    batch_bytes: usize,
-    incoming: Batch,
-    next: usize,
-}
-
-impl Many {
-    pub(super) fn new(socket: UdpSocket, spec: &Spec) -> Many {
-        // Where the administrator has bounded it, less is as good as it gets.
-        let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
-        let train = train(spec.size);
-        Many {
-            socket,
-            ending: false,
-            outgoing: Batch::new(BATCH, train[0]),
-            train,
-            trains: Trains::new(spec),
-            held: 0,
-            batch_bytes: BATCH_BYTES,
-            incoming: Batch::new(BATCH, 65_536),
-            next: 0,
-        }
-    }
-}
-
-impl End for Many {
-    fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
-        for n in 0..self.train.len() {
-            let len = self.train[n];
-            write_number(self.outgoing.push(len), number);
-            self.held += len;
-            if self.outgoing.is_full() || self.held + len > self.batch_bytes {
-                self.flush()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.held = 0;
-        if self.outgoing.len() == 0 {
-            return Ok(());
-        }
-        self.outgoing.send(&self.socket)
-    }
-
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
-        while self.next == self.incoming.len() {
-            self.next = 0;
-            match self.incoming.receive(&self.socket) {
-                Ok(()) => {}
-                Err(error) if self.ending && is_silence(&error) => return Ok(None),
-                Err(error) => return Err(error),
-            }
-        }
-        let datagram = self.incoming.datagram(self.next);
-        self.next += 1;
-        Ok(Some(self.trains.arrival(datagram)))
-    }
-
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.ending = true;
-        begin_silence(&self.socket)
     }
 }
 
@@ -284,7 +229,6 @@ fn segment_len(longest: usize, message_len: usize) -> usize {
 /// Segmentation and reassembly by the kernel: one system call carries many datagrams of one packet each, in both directions.
 pub(super) struct Segmented {
     socket: UdpSocket,
-    ending: bool,
     segment: usize,
     trains: Trains,
     /// Segments that wait to be sent, all but the last one of the same length.
@@ -297,19 +241,14 @@ pub(super) struct Segmented {
 
 impl Segmented {
     pub(super) fn new(socket: UdpSocket, spec: &Spec) -> io::Result<Segmented> {
-        let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
+        let _less = set_socket_recv_buffer_size_force(&socket, BUFFER);
         let segment = segment_len(spec.mtu as usize - HEADERS_LEN, spec.size as usize);
-        sys::set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
-        sys::set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
+        set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
         Ok(Segmented {
             socket,
-            ending: false,
             segment,
-            trains: Trains {
-                message_len: spec.size as usize,
-                number: u64::MAX,
-                bytes: 0,
-            },
+            trains: Trains::new(spec.size as usize),
             outgoing: Vec::with_capacity(SEGMENTED_LEN_MAX),
             segments: 0,
             incoming: vec![0; 65_536],
@@ -348,26 +287,19 @@ impl End for Segmented {
         Ok(())
     }
 
-    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
         while self.rest.is_empty() {
-            match self.socket.recv(&mut self.incoming) {
-                Ok(len) => {
-                    // The kernel joins segments of one length, and a shorter one at the end (`udp_gro_receive_segment`).
-                    let starts = (0..len).step_by(self.segment);
-                    self.rest
-                        .extend(starts.map(|at| (at, (at + self.segment).min(len))));
-                }
-                Err(error) if self.ending && is_silence(&error) => return Ok(None),
-                Err(error) => return Err(error),
+            if !has_come(&self.socket, until)? {
+                return Ok(None);
             }
+            let len = self.socket.recv(&mut self.incoming)?;
+            // The kernel joins segments of one length, and a shorter one at the end (`udp_gro_receive_segment`).
+            let starts = (0..len).step_by(self.segment);
+            self.rest
+                .extend(starts.map(|at| (at, (at + self.segment).min(len))));
         }
         let (from, to) = self.rest.pop_front().expect("it was just filled");
         Ok(Some(self.trains.arrival(&self.incoming[from..to])))
-    }
-
-    fn end_soon(&mut self) -> io::Result<()> {
-        self.ending = true;
-        begin_silence(&self.socket)
     }
 }
 
@@ -383,12 +315,13 @@ mod tests {
             task: Task::Beside {
                 count: 1,
                 seconds: 1.0,
-                rate: None,
             },
             size: 64,
             address: "127.0.0.1:0".parse().unwrap(),
             mtu: 1500,
             mode: Mode::Auto,
+            senders: 1,
+            goes_first: false,
         };
         let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
         assert!(error.to_string().contains("no datagram came within"), "{error}");
@@ -421,11 +354,7 @@ mod tests {
 
     #[test]
     fn a_message_is_whole_when_all_its_datagrams_came() {
-        let mut trains = Trains {
-            message_len: 30,
-            number: u64::MAX,
-            bytes: 0,
-        };
+        let mut trains = Trains::new(30);
         let datagram = |number: u64, len: usize| {
             let mut bytes = vec![0; len];
             write_number(&mut bytes, number);

@@ -1,7 +1,7 @@
 //! Round trips of 64 bytes beside a stream of long messages, both by one thread on each side: what becomes of small messages when much
 //! else is to be done.
 //!
-//! Near: whenever there is no round trip under way, and one is due, begin one; hand over a long message if there is room; look for the answer.
+//! Near: whenever there is no round trip under way, begin one; hand over a long message if there is room; look for the answer.
 //! Far: take what comes, answer what is short. Both spin, or sleep where they are told to. LM's round trips are small messages, or messages of
 //! a real-time socket on the endpoint of the stream. UDP has a socket for each of the two.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{ConnectOptions, Endpoint, Message, PeerId, RecvError, SendRegion};
 
-use super::drive::{HandedOver, Outcome};
+use super::drive::Outcome;
 use super::lm::{failed, try_loan};
 use super::socket::Socket;
 use super::udp::MAX_DATAGRAM;
@@ -45,8 +45,6 @@ struct Asking {
     until: Instant,
     /// Whether it sleeps when there is nothing to do.
     sleeps: bool,
-    /// When the next one is due, and how far apart they are; `None`: when the last one is answered.
-    due: Option<(Instant, Duration)>,
 }
 
 impl Asking {
@@ -60,13 +58,12 @@ impl Asking {
             count,
             until: Instant::now() + Duration::from_secs_f64(seconds),
             sleeps: false,
-            due: None,
         }
     }
 
     /// Whether the next round trip is due.
     fn is_due(&self) -> bool {
-        self.since.is_none() && self.due.is_none_or(|(due, _)| due <= Instant::now())
+        self.since.is_none()
     }
 
     /// Whether nobody repeats what was lost, perhaps, but who asked.
@@ -77,17 +74,7 @@ impl Asking {
     /// One was asked for, for the first time or again.
     fn has_asked(&mut self) {
         self.asked = Instant::now();
-        if self.since.is_some() {
-            return;
-        }
-        self.since = Some(match &mut self.due {
-            Some((due, gap)) => {
-                let since = *due;
-                *due += *gap;
-                since
-            }
-            None => self.asked,
-        });
+        self.since.get_or_insert(self.asked);
     }
 
     fn answered(&mut self, number: u64) {
@@ -152,23 +139,17 @@ impl Load {
 }
 
 /// A socket for the round trips, if they are real-time.
-fn socket(endpoint: &mut Endpoint, spec: &Spec) -> Result<Option<Socket>, Failure> {
+fn socket(endpoint: &mut Endpoint, args: &EndArgs, spec: &Spec) -> Result<Option<Socket>, Failure> {
     let is_real_time = spec.system.how == How::RealTime;
     is_real_time
-        .then(|| Socket::open(endpoint, spec, SHORT as u64))
+        .then(|| Socket::open(endpoint, args, spec, SHORT as u64))
         .transpose()
 }
 
-pub(super) fn lm_ask(
-    args: &EndArgs,
-    spec: &Spec,
-    count: u64,
-    seconds: f64,
-    rate: Option<f64>,
-) -> Result<Outcome, Failure> {
+pub(super) fn lm_ask(args: &EndArgs, spec: &Spec, count: u64, seconds: f64) -> Result<Outcome, Failure> {
     let in_flight = super::lm::in_flight(spec.size);
     let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
-    let mut socket = socket(&mut endpoint, spec)?;
+    let mut socket = socket(&mut endpoint, args, spec)?;
     let options = ConnectOptions {
         max_message_len: spec.size,
         messages_in_flight: in_flight,
@@ -180,13 +161,10 @@ pub(super) fn lm_ask(
     }
     let asking = Asking {
         sleeps: spec.system.sleeps(),
-        due: rate.map(|rate| (Instant::now(), Duration::from_secs_f64(1.0 / rate))),
         ..Asking::new(count, seconds)
     };
     let asked = lm_ask_on(&mut endpoint, socket.as_mut(), peer, spec.size as usize, asking);
-    let mut outcome = asked.map_err(|error| Failure::new(chain(&error)))?;
-    outcome.handed_over = Some(HandedOver::by(&endpoint));
-    Ok(outcome)
+    asked.map_err(|error| Failure::new(chain(&error)))
 }
 
 fn lm_ask_on(
@@ -260,7 +238,7 @@ fn lm_ask_on(
 pub(super) fn lm_answer(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Outcome, Failure> {
     let in_flight = super::lm::in_flight(spec.size);
     let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
-    let mut socket = socket(&mut endpoint, spec)?;
+    let mut socket = socket(&mut endpoint, args, spec)?;
     ready();
     let mut load = Load::default();
     let mut silence = None;
