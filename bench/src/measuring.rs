@@ -2,7 +2,6 @@
 //! receiving programs say `ready` on standard error once a sender may start.
 
 use std::ffi::OsString;
-use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -42,9 +41,6 @@ enum Program {
     /// One end of a measurement; compare and serve start it
     #[command(hide = true)]
     End(suite::EndArgs),
-    /// Bare AF_XDP: packets without messages
-    #[command(hide = true)]
-    Bare(bare::Arguments),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(lm_box::ImpairArgs),
@@ -80,12 +76,10 @@ impl Program {
 }
 
 fn run(program: Program) -> Result<ExitCode, Failure> {
-    let system = |error: io::Error| Failure::new(cli::chain(&error));
     match program {
         Program::Serve(args) => suite::serve(&args, ready)?,
         Program::Compare(args) => suite::compare(&args)?,
         Program::End(args) => suite::run(&args, ready, print)?,
-        Program::Bare(args) => bare::run(&args, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Rt(RealTime::Doctor(args)) => return Ok(doctor::doctor(&args)),
         Program::Impair(args) => {

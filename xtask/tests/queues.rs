@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::json;
 use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program, until};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
@@ -37,14 +38,19 @@ fn cluster(landing_queue: Option<u32>) -> Option<(PathBuf, Cluster)> {
     Some((lm_bench, Cluster::new(&config).unwrap()))
 }
 
-fn mac(host: &Host) -> String {
-    host.read_file(&format!("/sys/class/net/{INTERFACE}/address"))
-        .unwrap()
+/// An end of a bare stream towards this host, on this queue of the interface.
+fn bare(lm_bench: &Path, side: &str, [to, port]: [&str; 2], queue: u32, seconds: f64) -> Launch {
+    let task = json!({"stream": {"warm_up": 0.0, "seconds": seconds, "rate": null}});
+    let spec = json!({
+        "system": format!("bare --queue {queue}"), "task": task, "size": 1472, "address": format!("{to}:{port}"),
+        "mtu": 1500, "mode": "copy",
+    });
+    Launch::new(lm_bench).args(["end", side, &spec.to_string(), "--interface", INTERFACE])
 }
 
 /// An XDP program on the receiver, so that its queues are counted.
 fn counting(lm_bench: &Path, host: &Host) -> Program {
-    let launch = Launch::new(lm_bench).args(["bare", "recv", "--interface", INTERFACE, "--seconds", "30"]);
+    let launch = bare(lm_bench, "far", [&host.address().to_string(), "7300"], 0, 30.0);
     let mut program = host.spawn(launch).unwrap();
     program.await_text("ready").unwrap();
     program
@@ -71,15 +77,13 @@ fn queues_of(receiver: &Host, work: impl FnOnce()) -> Vec<u64> {
 
 /// Packets of one flow from an XSK on a queue of the sender. The port is none that the receiver takes.
 fn from_xsk(lm_bench: &Path, [sender, receiver]: [&Host; 2], queue: u32) {
-    let line = format!(
-        "bare send --interface {INTERFACE} --queue {queue} --port 7444 --seconds 0.05 --to {} --to-mac {} --from {} \
-            --from-mac {}",
-        receiver.address(),
-        mac(receiver),
-        sender.address(),
-        mac(sender)
+    let launch = bare(
+        lm_bench,
+        "near",
+        [&receiver.address().to_string(), "7444"],
+        queue,
+        0.05,
     );
-    let launch = Launch::new(lm_bench).args(line.split_whitespace());
     sender.spawn(launch).unwrap().finish().unwrap();
 }
 

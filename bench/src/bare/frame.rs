@@ -3,6 +3,8 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use clap::Args;
+
 /// Bytes before the payload: Ethernet 14, IPv4 20 (RFC 791), UDP 8 (RFC 768).
 pub const HEADER_LEN: usize = 14 + 20 + 8;
 /// The payload begins with a 64-bit sequence number.
@@ -67,6 +69,36 @@ impl Ends {
         packet[36..38].copy_from_slice(&self.port.to_be_bytes());
         packet[38..40].copy_from_slice(&udp_len.to_be_bytes());
         packet
+    }
+}
+
+/// Whom a sending program talks to.
+#[derive(Debug, Clone, Args)]
+pub struct ToArgs {
+    /// IPv4 address of the receiver
+    #[arg(long, required = false)]
+    pub to: Ipv4Addr,
+    /// Ethernet address of the receiver
+    #[arg(long, required = false)]
+    pub to_mac: Mac,
+    /// IPv4 address to send from
+    #[arg(long, required = false)]
+    pub from: Ipv4Addr,
+    /// Ethernet address to send from
+    #[arg(long, required = false)]
+    pub from_mac: Mac,
+}
+
+impl ToArgs {
+    /// These ends, with this UDP port at both.
+    pub fn ends(&self, port: u16) -> Ends {
+        Ends {
+            source_mac: self.from_mac,
+            destination_mac: self.to_mac,
+            source: self.from,
+            destination: self.to,
+            port,
+        }
     }
 }
 

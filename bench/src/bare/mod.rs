@@ -1,227 +1,225 @@
-//! A bare AF_XDP sender and receiver: what the kernel's interface gives on a bed when nothing is done but moving packets.
+//! Bare AF_XDP as an [`End`]: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
 //! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its
 //! own XDP program, fixed frames that do not overlap, no message, no acknowledgement, no gate. By the data plane's rings, whose every access is checked, a
-//! stream of 64 bytes in zero-copy mode cost a sixth more instructions. Two pairs of
-//! programs: a one-way stream, and a ping-pong of one packet, with switches for the queue, native or generic attachment, batch, packets in
-//! flight, and busy polling.
+//! stream of 64 bytes in zero-copy mode cost a sixth more instructions.
+//!
+//! A stream's sender keeps a bounded number of packets in flight: between its TX ring and their completion (which veth gives when the packet was
+//! consumed at the far end), or, where both ends are on one machine, until the receiver has taken them ([`pace`]). On a veth pair the receiving
+//! core polls its queue as LM does, else the receiver spins.
 
 mod frame;
 mod inject;
 mod mapping;
 mod pace;
-mod pingpong;
 mod redirect;
+mod sending;
 mod socket;
-mod stream;
 
 use std::ffi::CString;
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use lm_cards::Interface;
 
-pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
+pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac, ToArgs};
 pub use inject::{Injector, Stored};
-use pingpong::{ping, pong};
-pub use redirect::Attach;
-use socket::Moved;
+use pace::Pace;
+pub(crate) use pace::remove_pace_file;
+use redirect::Redirect;
+use sending::Outgoing;
 pub(crate) use socket::set_option;
-use stream::{receive, send};
+use socket::{Moved, Socket, is_last};
 
-use crate::cli::print;
+use crate::cli::Mode;
 use crate::kept::Kept;
+use crate::suite::{Arrival, End, EndArgs, Outcome, Patience, Side, Spec, Task};
 
-/// The programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Role {
-    /// Send packets
-    Send,
-    /// Receive packets and count
-    Recv,
-    /// Measure round trips
-    Ping,
-    /// Answer until ended
-    Pong,
+/// Headers of a packet over IPv4 with UDP.
+const HEADERS_LEN: u64 = 28;
+/// Longest payload that a chunk of 2048 bytes takes.
+const LONGEST_OF_ONE: u64 = 1728;
+/// Bytes that a chunk of 4096 takes of a received packet; of a sent one it takes them all.
+const LONG_CHUNK: u64 = socket::LONG_CHUNK_LEN - socket::HEADROOM_LEN;
+/// Most packets in flight, below veth's 256, and the bytes of long ones: more leave the cache.
+const IN_FLIGHT: [u64; 2] = [192, 512 << 10];
+/// Packets that LM's receiver allows, in those that may be in flight: 768.
+const CREDIT: u64 = 4;
+/// Receive chunks beyond those of what is in flight, and where that is as much as LM allows: LM posts as many as it allows once more.
+const SPARE_CHUNKS: [u64; 2] = [320, 768];
+/// Packets or descriptors handled at a time.
+const BATCH: u32 = 32;
+/// Packets that one round of busy polling takes.
+const BUDGET: u32 = 128;
+
+/// Payload of the packets that messages of this length make.
+pub(crate) fn payload(spec: &Spec) -> u64 {
+    let most = u64::from(spec.mtu).saturating_sub(HEADERS_LEN);
+    spec.size.min(most).max(frame::SEQUENCE_LEN as u64)
 }
 
-/// Arguments of `bare`.
-#[derive(Clone, Debug, Args)]
-pub struct Arguments {
-    /// What to do
-    #[arg(value_enum)]
-    pub role: Role,
-    /// Switches of the port
-    #[command(flatten)]
-    pub port: PortArgs,
-    /// The other side, where this one begins
-    #[command(flatten)]
-    pub to: Option<ToArgs>,
-    /// UDP payload of each packet in bytes
-    #[arg(long, default_value_t = 1472)]
-    pub payload: usize,
-    /// Seconds to send, or that count of what is received
-    #[arg(long, default_value_t = 1.0)]
-    pub seconds: f64,
-    /// Seconds after the first received packet that do not count
-    #[arg(long, default_value_t = 0.2)]
-    pub warmup: f64,
-    /// Packets that may be in flight: not completed, or not taken by the receiver with --pace
-    #[arg(long, default_value_t = 192)]
-    pub in_flight: u32,
-    /// Packets that the receiver may not have taken yet, with --pace [default: as --in-flight]
-    #[arg(long, requires = "pace")]
-    pub credit: Option<u32>,
-    /// Round trips that count (a tenth of it again goes before as a warm-up)
-    #[arg(long, default_value_t = 20_000)]
-    pub count: u64,
+/// One end: packets of [`payload`] bytes, each with a number.
+pub(crate) struct Bare {
+    socket: Socket,
+    waiting: Waiting,
+    mode: &'static str,
+    outgoing: Outgoing,
+    pace: Option<Pace>,
+    /// Whether the headers of what comes are kept: its sender is answered.
+    answers: bool,
+    /// Descriptors that came together, and how many of them have been looked at.
+    came: u32,
+    at: u32,
+    /// Of the packet of which something has come.
+    len: u64,
+    number: u64,
+    _redirect: Option<Redirect>,
 }
 
-impl Arguments {
-    /// Headers of a packet to the other side, with this payload, to the port this far `above`.
-    fn headers(&self, payload: usize, above: u16) -> io::Result<[u8; frame::HEADER_LEN]> {
-        let to = self
-            .to
-            .as_ref()
-            .ok_or_else(|| io::Error::other("say to whom with --to, --to-mac, --from, --from-mac"))?;
-        Ok(to.ends(self.port.port + above).headers(payload))
-    }
-}
-
-/// Runs a program and prints what it reports.
-///
-/// # Errors
-///
-/// Anything the kernel says when sockets and XDP program are made; packets that do not come.
-pub fn run(args: &Arguments, ready: impl FnOnce()) -> io::Result<()> {
-    match args.role {
-        Role::Send => print(&send(args)?),
-        Role::Recv => print(&receive(args, ready)?),
-        Role::Ping => print(&ping(args)?),
-        Role::Pong => pong(args, ready)?,
-    }
-    Ok(())
-}
-
-/// Longest payload of a UDP datagram over IPv4.
-const MAX_PAYLOAD: usize = 65_507;
-
-/// Whose busy polling moves the packets of a receive queue into its socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BusyPoll {
-    /// Nobody's: the kernel's softirq does it.
-    Off,
-    /// A UDP socket's that has seen one datagram on that queue.
-    Udp,
-}
-
-/// The switches both sides have.
-#[derive(Debug, Clone, Args)]
-pub struct PortArgs {
-    /// Interface
-    #[arg(long, short)]
-    pub interface: String,
-    /// Queue of the AF_XDP socket
-    #[arg(long, short, default_value_t = 0)]
-    pub queue: u32,
-    /// Where the XDP program runs (receiving programs)
-    #[arg(long, value_enum, default_value_t = Attach::Native)]
-    pub mode: Attach,
-    /// UDP port of the packets; the one above it takes the datagram that teaches a UDP socket its queue
-    #[arg(long, default_value_t = 7300)]
-    pub port: u16,
-    /// Whose busy polling drives the receive queue
-    #[arg(long, value_enum, default_value_t = BusyPoll::Off)]
-    pub busy_poll: BusyPoll,
-    /// Packets that one round of busy polling takes
-    #[arg(long, default_value_t = 64)]
-    pub busy_budget: u32,
-    /// Keep the interrupts of the polled queue's NAPI instance away while it is polled, as LM does while a stream lands (Linux 6.14)
-    #[arg(long)]
-    pub keep_napi: bool,
-    /// Packets or descriptors handled at a time
-    #[arg(long, default_value_t = 32)]
-    pub batch: u32,
-    /// Receive chunks in circulation: few stay in the processor's cache
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=4096))]
-    pub posted: u32,
-    /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
-    #[arg(long)]
-    pub long: bool,
-    /// The card reads and writes the socket's memory itself (XDP_ZEROCOPY), where the driver can. The sending side then has an XDP program too: igb
-    /// has no zero-copy mode without
-    #[arg(long)]
-    pub zero_copy: bool,
-    /// File with a counter through which the receiver paces the sender (the same on both sides, streams on one host)
-    #[arg(long)]
-    pub pace: Option<PathBuf>,
-}
-
-impl PortArgs {
-    /// In zero-copy mode a whole page, whatever packets are: igb asks its card for whole KiB of what a chunk has without headroom, which is one of
-    /// 2048 bytes, and then longer packets come in pieces.
-    fn chunk_len(&self) -> u64 {
-        if self.long || self.zero_copy {
-            socket::LONG_CHUNK_LEN
-        } else {
-            socket::CHUNK_LEN
-        }
-    }
-
-    fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
-        let moved = match self.zero_copy {
-            true => Moved::ByCard,
-            false => Moved::ByKernel,
+impl Bare {
+    pub(crate) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> io::Result<Bare> {
+        let is_near = args.side == Side::Near;
+        let is_stream = matches!(spec.task, Task::Stream { .. });
+        let card = Interface::by_name(&args.interface).map_err(io::Error::other)?;
+        let polls = is_stream && card.kind.as_deref() == Some("veth");
+        let (port, payload) = (spec.address.port(), payload(spec));
+        let (in_flight, chunks) = match payload > LONGEST_OF_ONE {
+            true => (
+                (IN_FLIGHT[1] / payload).clamp(8, IN_FLIGHT[0]),
+                (payload + HEADERS_LEN + 14).div_ceil(LONG_CHUNK),
+            ),
+            false => (IN_FLIGHT[0], 1),
         };
-        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), moved)
-    }
-
-    /// Refuses payload that packets cannot have.
-    fn check_payload(&self, payload: usize) -> io::Result<()> {
-        let longest = if self.long {
-            MAX_PAYLOAD
-        } else {
-            (socket::CHUNK_LEN - socket::HEADROOM_LEN) as usize - frame::HEADER_LEN
+        let pace = spec.pace.map(Pace::open).transpose()?;
+        // Only where the receiver paces is more on the way than in flight.
+        let credit = in_flight * if pace.is_some() { CREDIT } else { 1 };
+        let posted = (credit * chunks + SPARE_CHUNKS[usize::from(pace.is_some())]).min(4096);
+        let (moved, mode) = match spec.mode {
+            Mode::ZeroCopy => (Moved::ByCard, "native zero-copy"),
+            Mode::Generic => (Moved::ByKernel, "generic copy"),
+            _ => (Moved::ByKernel, "native copy"),
         };
-        if (frame::SEQUENCE_LEN..=longest).contains(&payload) {
-            return Ok(());
+        // In zero-copy mode a whole page, whatever packets are: igb asks its card for whole KiB of what a chunk has without headroom, which is
+        // one of 2048 bytes, and then longer packets come in pieces.
+        let chunk_len = match payload > LONGEST_OF_ONE || moved == Moved::ByCard {
+            true => socket::LONG_CHUNK_LEN,
+            false => socket::CHUNK_LEN,
+        };
+        // Small things on queue 0, bulk on a queue of its own.
+        let queue = u32::from(is_stream && spec.queues > 1);
+        let queue = spec.system.options.queue.unwrap_or(queue);
+        let socket = Socket::open(card.index, queue, posted as u32, chunk_len, moved)?;
+        // A sender has one in zero-copy mode alone: igb has none without.
+        let needs_program = !(is_near && is_stream) || moved == Moved::ByCard;
+        let redirect = || Redirect::to(&socket, queue, port, &card, spec.mode);
+        let redirect = needs_program.then(redirect).transpose()?;
+        let mut bare = Bare {
+            outgoing: Outgoing::new(
+                &socket,
+                payload as usize,
+                [in_flight, credit].map(|most| most as u32),
+            ),
+            waiting: Waiting::open(port, polls && !is_near)?,
+            socket,
+            mode,
+            pace,
+            answers: !is_near && !is_stream,
+            came: 0,
+            at: 0,
+            len: 0,
+            number: 0,
+            _redirect: redirect,
+        };
+        if !is_near {
+            bare.pace.iter().for_each(|pace| pace.set_count(0));
+            ready();
+            return Ok(bare);
         }
-        Err(io::Error::other(format!(
-            "--payload must be {} to {longest} bytes",
-            frame::SEQUENCE_LEN
-        )))
-    }
-}
-
-/// Whom a sending program talks to.
-#[derive(Debug, Clone, Args)]
-pub struct ToArgs {
-    /// IPv4 address of the receiver
-    #[arg(long, required = false)]
-    pub to: Ipv4Addr,
-    /// Ethernet address of the receiver
-    #[arg(long, required = false)]
-    pub to_mac: Mac,
-    /// IPv4 address to send from
-    #[arg(long, required = false)]
-    pub from: Ipv4Addr,
-    /// Ethernet address to send from
-    #[arg(long, required = false)]
-    pub from_mac: Mac,
-}
-
-impl ToArgs {
-    /// These ends, with this UDP port at both.
-    pub fn ends(&self, port: u16) -> Ends {
-        Ends {
-            source_mac: self.from_mac,
-            destination_mac: self.to_mac,
-            source: self.from,
-            destination: self.to,
+        let hop =
+            lm_dataplane::route::resolve(*spec.address.ip(), Some(card.index)).map_err(io::Error::other)?;
+        let ends = |port| Ends {
+            source_mac: Mac(card.mac),
+            destination_mac: Mac(hop.mac),
+            source: hop.source,
+            destination: *spec.address.ip(),
             port,
+        };
+        bare.outgoing
+            .fill(&bare.socket, &ends(port).headers(payload as usize));
+        if polls {
+            let headers = ends(port.saturating_add(1)).headers(frame::SEQUENCE_LEN);
+            bare.outgoing.teach_queue(&mut bare.socket, &headers)?;
         }
+        Ok(bare)
+    }
+
+    /// Gives the descriptors that were looked at back, and takes new ones.
+    fn next_batch(&mut self) {
+        if self.came > 0 {
+            self.socket.rx.release(self.came);
+            self.socket.fill.submit(self.came);
+            if let Some(pace) = &self.pace {
+                pace.set_count(self.number + 1);
+            }
+        }
+        self.came = self.socket.rx.waiting(BATCH);
+        self.at = 0;
+    }
+}
+
+impl End for Bare {
+    fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
+        self.outgoing.send(&mut self.socket, self.pace.as_ref(), number)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.outgoing.flush(&mut self.socket)
+    }
+
+    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+        let mut patience = Patience::until(until);
+        loop {
+            while self.at < self.came {
+                let descriptor = self.socket.rx.read(self.at);
+                if self.len == 0 {
+                    let sequence = descriptor.addr + frame::HEADER_LEN as u64;
+                    self.number = u64::from_be_bytes(self.socket.copy_out(sequence));
+                    if self.answers {
+                        let mut headers = self.socket.copy_out(descriptor.addr);
+                        frame::turn_around(&mut headers);
+                        self.outgoing.answer = Some(headers);
+                    }
+                }
+                self.len += u64::from(descriptor.len);
+                let chunk = self.socket.chunk_of(descriptor.addr);
+                self.socket.fill.write(self.at, chunk);
+                self.at += 1;
+                if is_last(&descriptor) {
+                    return Ok(Some(Arrival {
+                        from: 0,
+                        number: self.number,
+                        bytes: std::mem::take(&mut self.len) as usize - frame::HEADER_LEN,
+                        whole: true,
+                    }));
+                }
+            }
+            self.next_batch();
+            if self.came == 0 {
+                if patience.is_over() {
+                    return Ok(None);
+                }
+                if self.socket.fill.needs_wakeup() {
+                    socket::ask(self.socket.raw_fd());
+                }
+                self.waiting.step()?;
+            }
+        }
+    }
+
+    fn tell(&mut self, outcome: &mut Outcome) {
+        outcome.mode = Some(self.mode.to_owned());
     }
 }
 
@@ -238,58 +236,27 @@ fn ifindex(name: &str) -> io::Result<u32> {
     Ok(index)
 }
 
-/// The receiving end of a queue: program, socket, and the means to wait for packets.
-struct Port {
-    socket: socket::Socket,
-    waiting: Waiting,
-    _redirect: redirect::Redirect,
-}
-
-impl Port {
-    fn open(args: &PortArgs) -> io::Result<Port> {
-        let ifindex = ifindex(&args.interface)?;
-        let socket = args.socket(ifindex)?;
-        let redirect = redirect::Redirect::to(socket.raw_fd(), ifindex, args)?;
-        Ok(Port {
-            socket,
-            waiting: Waiting::open(args)?,
-            _redirect: redirect,
-        })
-    }
-
-    /// One step of waiting.
-    fn wait(&mut self) -> io::Result<()> {
-        if self.socket.fill.needs_wakeup() {
-            socket::ask(self.socket.raw_fd());
-        }
-        self.waiting.step()
-    }
-}
-
 /// How a receiver waits for packets, and makes them come.
 struct Waiting {
     // Dropped before the socket that polls.
     kept: Option<Kept>,
-    keep: bool,
     /// The UDP socket that polls, as soon as it knows its queue.
     poller: Option<UdpSocket>,
     polls: bool,
-    budget: u32,
 }
 
 impl Waiting {
-    fn open(args: &PortArgs) -> io::Result<Waiting> {
+    /// Where it polls, the port above that of the packets takes the datagram that teaches a UDP socket its queue.
+    fn open(port: u16, polls: bool) -> io::Result<Waiting> {
         let udp = || {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port.saturating_add(1)))?;
             socket.set_nonblocking(true)?;
             io::Result::Ok(socket)
         };
         Ok(Waiting {
             kept: None,
-            keep: args.keep_napi,
-            poller: (args.busy_poll == BusyPoll::Udp).then(udp).transpose()?,
+            poller: polls.then(udp).transpose()?,
             polls: false,
-            budget: args.busy_budget,
         })
     }
 
@@ -305,19 +272,9 @@ impl Waiting {
         let napi = socket::napi_id(socket.as_raw_fd())?;
         self.polls = napi != 0;
         if self.polls {
-            socket::prefer_busy_poll(socket.as_raw_fd(), self.budget)?;
-            self.kept = self.keep.then(|| Kept::new(napi)).transpose()?;
+            socket::prefer_busy_poll(socket.as_raw_fd(), BUDGET)?;
+            self.kept = Some(Kept::new(napi)?);
         }
         Ok(())
-    }
-
-    /// Whether the instance's interrupts are deferred.
-    fn is_kept(&self) -> bool {
-        self.kept.is_some()
-    }
-
-    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
-    fn napi_id(&self, xsk: i32) -> io::Result<u32> {
-        socket::napi_id(self.poller.as_ref().map_or(xsk, AsRawFd::as_raw_fd))
     }
 }

@@ -9,7 +9,7 @@ use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
@@ -23,17 +23,33 @@ pub(super) struct Pace {
     memory: Mapping,
 }
 
+/// Where the files are: no other user can make it.
+fn folder() -> PathBuf {
+    let own = match rustix::process::geteuid() {
+        user if user.is_root() => PathBuf::from("/run"),
+        user => PathBuf::from(format!("/run/user/{}", user.as_raw())),
+    };
+    own.join("lm-bench")
+}
+
+fn name(number: u64) -> String {
+    format!("pace-{number}")
+}
+
+/// Removes the file of this process's runs; there may be none.
+pub(crate) fn remove_pace_file() {
+    let _none = std::fs::remove_file(folder().join(name(std::process::id().into())));
+}
+
 impl Pace {
-    /// Maps the counter in `path`. The file is created if need be, and its folder, which must be ours alone: in one where others may
+    /// The counter of the command with this process number.
+    pub(super) fn open(number: u64) -> io::Result<Pace> {
+        Pace::map(&folder(), &name(number))
+    }
+
+    /// Maps the counter in a file. The file is created if need be, and its folder, which must be ours alone: in one where others may
     /// write, the file's name could be theirs, and lead anywhere.
-    pub(super) fn open(path: &Path) -> io::Result<Pace> {
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(io::Error::other("--pace must name a file"));
-        };
-        let folder = match folder.as_os_str().is_empty() {
-            true => Path::new("."),
-            false => folder,
-        };
+    fn map(folder: &Path, name: &str) -> io::Result<Pace> {
         match DirBuilder::new().mode(0o700).create(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -43,7 +59,7 @@ impl Pace {
         let found = rustix::fs::fstat(&opened)?;
         if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
             return Err(io::Error::other(format!(
-                "others may write in {}; name a file in a folder of your own with --pace",
+                "others may write in {}, which has to be this user's alone",
                 folder.display()
             )));
         }
@@ -76,5 +92,39 @@ impl Pace {
         let counter = self.memory.base().cast::<AtomicU64>();
         // SAFETY: page-aligned, LEN bytes long, lives as long as `self`; both processes use it as an atomic only.
         unsafe { &*counter }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    /// In a folder where anybody may write, somebody has put a link in the file's place.
+    #[test]
+    fn a_pace_file_leads_nowhere_else() {
+        let scratch = Scratch::new("pace");
+        let [everybodys, own, precious] =
+            ["everybodys", "own", "precious"].map(|name| scratch.path().join(name));
+        fs::write(&precious, [7; 9000]).unwrap();
+        for (folder, mode) in [(&everybodys, 0o1777), (&own, 0o700)] {
+            fs::create_dir(folder).unwrap();
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+            std::os::unix::fs::symlink(&precious, folder.join("link")).unwrap();
+        }
+        for (folder, name) in [(&everybodys, "link"), (&everybodys, "new"), (&own, "link")] {
+            assert!(Pace::map(folder, name).is_err(), "{}", folder.display());
+            assert_eq!(fs::read(&precious).unwrap(), [7; 9000]);
+        }
+        let error = Pace::map(&everybodys, "new").err().unwrap().to_string();
+        assert!(error.contains("others may write in"), "{error}");
+        assert!(!everybodys.join("new").exists());
+        let [one, other] = [(); 2].map(|()| Pace::map(&own, "new").unwrap());
+        one.set_count(77);
+        assert_eq!(other.count(), 77);
+        assert_eq!(fs::metadata(own.join("new")).unwrap().len(), LEN as u64);
     }
 }

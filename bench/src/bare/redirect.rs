@@ -7,21 +7,13 @@ use std::os::fd::RawFd;
 use aya::maps::{MapData, XskMap};
 use aya::programs::{ProgramError, Xdp, XdpMode};
 use aya::{Ebpf, EbpfError, EbpfLoader};
+use lm_cards::Interface;
 
-use super::PortArgs;
-use super::socket::patiently;
+use super::socket::{Socket, patiently};
+use crate::cli::Mode;
 use crate::suite::await_link;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../redirect.o");
-
-/// How the XDP program is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Attach {
-    /// In the driver.
-    Native,
-    /// In the stack, on socket buffers.
-    Generic,
-}
 
 /// An attached redirect program. Dropping it detaches: the link is the only reference to the attachment, so a killed
 /// process leaves nothing behind either.
@@ -31,17 +23,33 @@ pub(super) struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches to `ifindex` a program that redirects each IPv4 UDP datagram to the port and queue of `args` to
+    /// Attaches to an interface a program that redirects each IPv4 UDP datagram to this port and queue to
     /// `socket`, and passes everything else to the stack. Returns when the card, which may begin anew with that, has its link again: what was
     /// sent before would be lost.
-    pub(super) fn to(socket: RawFd, ifindex: u32, args: &PortArgs) -> io::Result<Redirect> {
-        let attached = patiently(|| Redirect::attach(ifindex, args, socket).map_err(system_error))?;
-        await_link(&args.interface).map_err(|failure| io::Error::other(failure.text))?;
+    pub(super) fn to(
+        socket: &Socket,
+        queue: u32,
+        port: u16,
+        card: &Interface,
+        mode: Mode,
+    ) -> io::Result<Redirect> {
+        let mode = match mode {
+            Mode::Generic => XdpMode::Skb,
+            _ => XdpMode::Driver,
+        };
+        let attach = || Redirect::attach(card.index, mode, port, (queue, socket.raw_fd()));
+        let attached = patiently(|| attach().map_err(system_error))?;
+        await_link(&card.name).map_err(|failure| io::Error::other(failure.text))?;
         Ok(attached)
     }
 
-    fn attach(ifindex: u32, args: &PortArgs, socket: RawFd) -> Result<Redirect, EbpfError> {
-        let port = args.port.to_be();
+    fn attach(
+        ifindex: u32,
+        mode: XdpMode,
+        port: u16,
+        (queue, socket): (u32, RawFd),
+    ) -> Result<Redirect, EbpfError> {
+        let port = port.to_be();
         let mut ebpf = EbpfLoader::new()
             .override_global("lm_bare_port", &port, true)
             .load(OBJECT)?;
@@ -51,14 +59,8 @@ impl Redirect {
             .ok_or(ProgramError::NotLoaded)?
             .try_into()?;
         program.load()?;
-        sockets.set(args.queue, socket, 0)?;
-        program.attach_to_if_index(
-            ifindex,
-            match args.mode {
-                Attach::Native => XdpMode::Driver,
-                Attach::Generic => XdpMode::Skb,
-            },
-        )?;
+        sockets.set(queue, socket, 0)?;
+        program.attach_to_if_index(ifindex, mode)?;
         Ok(Redirect {
             _sockets: sockets,
             _ebpf: ebpf,

@@ -345,12 +345,6 @@ impl Socket {
                 .read_unaligned()
         }
     }
-
-    /// Packets that the kernel dropped at this socket, for any reason.
-    pub(super) fn dropped(&self) -> io::Result<u64> {
-        let statistics: libc::xdp_statistics = option(self.raw_fd(), libc::XDP_STATISTICS)?;
-        Ok(statistics.rx_dropped + statistics.rx_ring_full + statistics.rx_fill_ring_empty_descs)
-    }
 }
 
 /// Whether this descriptor is its packet's last one.

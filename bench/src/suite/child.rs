@@ -13,7 +13,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::bare::BareSpec;
 use super::end::Spec;
 use super::host::{LINK, await_link};
 use super::tools::ToolSpec;
@@ -30,8 +29,6 @@ const ENDING: Duration = Duration::from_secs(2);
 pub(super) enum Launch {
     /// An end of ours.
     End(Spec),
-    /// A bare AF_XDP program.
-    Bare(BareSpec),
     /// Somebody else's program.
     Tool(ToolSpec),
 }
@@ -50,7 +47,6 @@ impl Launch {
     pub(super) fn address(&self) -> Ipv4Addr {
         match self {
             Launch::End(spec) => *spec.address.ip(),
-            Launch::Bare(spec) => spec.far_address(),
             Launch::Tool(spec) => *spec.address.ip(),
         }
     }
@@ -78,10 +74,6 @@ impl Launch {
                         (PathBuf::from("chrt"), words)
                     }
                 }
-            }
-            Launch::Bare(spec) => {
-                words.extend(spec.words(place));
-                (ours()?, words)
             }
             Launch::Tool(spec) => {
                 // It has no time limit of its own.
@@ -164,7 +156,7 @@ impl Running {
         loop {
             let ready = match launch {
                 Launch::Tool(spec) => is_bound(self.child.id(), spec.address),
-                Launch::End(_) | Launch::Bare(_) => self.complaints().lines().any(|line| line == "ready"),
+                Launch::End(_) => self.complaints().lines().any(|line| line == "ready"),
             };
             if ready {
                 return Ok(());

@@ -86,7 +86,7 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
             }
         }
     }
-    super::bare::remove_pace_file();
+    crate::bare::remove_pace_file();
     let report = run.report(args, &bench, &present, started);
     print!("{}", output::text(&report));
     if let Some(kept) = kept {

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use super::args::CompareArgs;
-use super::bare::BareSpec;
 use super::child::{Launch, Place, Running};
 use super::end::{Cost, Outcome, Spec, Task, Work};
 use super::host::{LINK, LinkEnd};
@@ -20,7 +19,9 @@ use crate::link::{self, interface_towards};
 
 /// UDP and TCP port of our kernel ends; a second socket has the next one.
 const PORT: u16 = 7172;
-/// That of a load beside them.
+/// UDP ports of bare streams and round trips: what is left of a stream, in whatever keeps packets on the way, is no answer.
+const BARE_PORTS: [u16; 2] = [7300, 7302];
+/// Port of a load beside them.
 const LOAD_PORT: u16 = 7174;
 /// A load begins so much later: what holds it back is there then.
 const LOAD_AFTER: Duration = Duration::from_millis(300);
@@ -180,33 +181,22 @@ impl Bench {
             mtu,
             mode: extent.mode,
             senders,
+            queues: 1,
+            pace: None,
             goes_first: false,
         };
-        let launch = match system.how {
-            How::Bare => {
-                let count = round_trips.then_some(extent.count);
-                let windows = [extent.warm_up, extent.seconds];
-                let zero_copy = extent.mode == Mode::ZeroCopy;
-                Launch::Bare(BareSpec::new(
-                    zero_copy,
-                    [&near, &far],
-                    size,
-                    count,
-                    windows,
-                    self.same_machine(),
-                ))
-            }
-            how => {
-                let port = match how.is_lm() {
-                    true => lm_dataplane::DEFAULT_PORT,
-                    false => PORT,
-                };
-                Launch::End(Spec {
-                    goes_first: self.load.is_some(),
-                    ..spec(system, task(what, extent), size, port)
-                })
-            }
+        let port = match (system.how, round_trips) {
+            (How::Lm | How::RealTime, _) => lm_dataplane::DEFAULT_PORT,
+            (How::Bare, _) => BARE_PORTS[usize::from(round_trips)],
+            _ => PORT,
         };
+        let paced = what == What::Stream && self.same_machine() && near.is_virtual();
+        let launch = Launch::End(Spec {
+            goes_first: self.load.is_some(),
+            queues: near.queues.min(far.queues),
+            pace: paced.then(|| std::process::id().into()),
+            ..spec(system, task(what, extent), size, port)
+        });
         let load = self.load.as_ref().map(|load| {
             let (options, task) = (&load.options, task(What::Stream, extent));
             let task = match task {
@@ -221,10 +211,10 @@ impl Bench {
         });
         // A far end that only answers has no end of its own.
         let [here, there, beside] = self.run(&launch, load.as_ref(), &near, limit, round_trips)?;
-        let here = outcome(&launch, &here)?;
+        let here = outcome(&here)?;
         let there = match round_trips {
             true => Outcome::default(),
-            false => outcome(&launch, &there)?,
+            false => outcome(&there)?,
         };
         if round_trips && extent.rate.is_none() && here.lost_messages > 0 {
             return Err(Failure::new(format!(
@@ -232,7 +222,7 @@ impl Bench {
                 here.lost_messages
             )));
         }
-        let load = load.map(|load| outcome(&load, &beside)).transpose()?;
+        let load = load.map(|_| outcome(&beside)).transpose()?;
         self.modes
             .extend([&here, &there].into_iter().filter_map(|end| end.mode.clone()));
         let (round, histogram) = self.round(what, at, &here, &there);
@@ -360,14 +350,9 @@ impl Bench {
     }
 }
 
-/// What an end printed; a bare one has moved packets in the mode that it was started for, or not at all.
-fn outcome(launch: &Launch, text: &str) -> Result<Outcome, Failure> {
-    let mut outcome: Outcome =
-        serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))?;
-    if let Launch::Bare(spec) = launch {
-        outcome.mode = Some(spec.mode().to_owned());
-    }
-    Ok(outcome)
+/// What an end printed.
+fn outcome(text: &str) -> Result<Outcome, Failure> {
+    serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))
 }
 
 /// Wake-ups and copied bytes for each message, of the ends that know.

@@ -11,7 +11,6 @@
 //! `systems` their names, `measure` one measurement, `compare` the rounds, `schema` what is kept.
 
 mod args;
-mod bare;
 mod child;
 mod compare;
 mod end;
@@ -28,7 +27,7 @@ mod tools;
 
 pub use args::CompareArgs;
 pub use compare::compare;
-pub(crate) use end::{Cost, Meter};
+pub(crate) use end::{Arrival, End, Patience, SILENCE, Side, Spec, Task};
 pub use end::{EndArgs, Outcome, run};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]

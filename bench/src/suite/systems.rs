@@ -77,6 +77,9 @@ pub(crate) struct Options {
     /// TCP: congestion control of the near end
     #[arg(long)]
     pub(crate) congestion: Option<String>,
+    /// Bare: its queue [default: the second of several for streams, and the first]
+    #[arg(long)]
+    pub(crate) queue: Option<u32>,
     /// UDP: packets are marked EF, and go before others in their host
     #[arg(long)]
     pub(crate) expedited: bool,
@@ -154,7 +157,7 @@ impl System {
     pub(crate) fn gives_up(&self) -> bool {
         match self.how {
             How::RealTime => !self.sleeps(),
-            how => how == How::UdpSpinning,
+            how => matches!(how, How::UdpSpinning | How::Bare),
         }
     }
 
@@ -191,7 +194,7 @@ impl How {
     pub(crate) const fn loses(self) -> bool {
         matches!(
             self,
-            How::RealTime | How::UdpBlocking | How::UdpSpinning | How::UdpGso
+            How::RealTime | How::UdpBlocking | How::UdpSpinning | How::UdpGso | How::Bare
         )
     }
 

@@ -10,8 +10,8 @@ use lm_box::{Fate, Impairments, direction_seed};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
-use crate::measuring::{bare_addresses, lm_bench, measured_stream, number, stream};
+use crate::bed::{Bed, Host, RECEIVER, SENDER, Tool, content, wait_until};
+use crate::measuring::{bare_ends, bare_stream, lm_bench, measured_stream, number};
 
 const PAYLOAD_LEN: usize = 400;
 const SEED: u64 = 2026;
@@ -352,19 +352,11 @@ fn delays_and_rates_take_their_time() {
 #[test]
 fn queues_are_kept() {
     let Some(bed) = Bed::with_box() else { return };
-    let pace = bed.path("pace");
     for (options, queue) in [("", 0), ("", 1), ("--delay 20us", 1)] {
         let running = start_box(&bed, options);
         // A receiving socket sees packets of its own queue alone.
-        let both = format!(
-            "--interface {INTERFACE} --queue {queue} --pace {}",
-            pace.display()
-        );
-        let (received, _) = stream(
-            &bed,
-            &format!("bare recv {both} --mode native"),
-            &format!("bare send {both} --payload 1000 {}", bare_addresses(&bed)),
-        );
+        let system = format!("bare --queue {queue}");
+        let (received, _) = bare_stream(&bed, bare_ends(&system, 1000, "copy", 1500, false));
         assert!(number(&received, "messages") > 0, "{options} {queue}: {received}");
         assert_eq!(
             number(&received, "lost_messages"),

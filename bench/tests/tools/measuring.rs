@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, wait_until};
 
 pub(crate) fn lm_bench(bed: &Bed, host: Host, line: &str) -> Command {
     let mut command = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
@@ -35,26 +35,51 @@ pub(crate) fn sender(bed: &Bed, line: &str) -> Value {
     ended.expect_code(0).json()
 }
 
-/// Runs a stream; gives the receiver's and the sender's report.
-pub(crate) fn stream(bed: &Bed, receiving: &str, sending: &str) -> (Value, Value) {
-    let receiver = receiver(bed, &format!("{receiving} --warmup 0.05 --seconds 0.2"));
-    let sent = sender(bed, &format!("{sending} --seconds 1"));
-    (receiver.end().expect_code(0).json(), sent)
-}
-
 /// What the ends of a stream are told: a second of it is sent, 0.2 count at the far end after `warm_up`.
 fn stream_ends(transport: &str, size: u64, [sending, receiving]: [f64; 2]) -> [String; 2] {
     let task = |seconds| json!({"stream": {"warm_up": 0.05, "seconds": seconds, "rate": null}});
     ends(transport, size, [task(sending), task(receiving)])
 }
 
+/// Command lines of bare ends, of which the receiver paces the sender: of a stream, or of round trips.
+pub(crate) fn bare_ends(system: &str, size: u64, mode: &str, mtu: u32, round_trips: bool) -> [String; 2] {
+    let stream = |seconds| json!({"stream": {"warm_up": 0.05, "seconds": seconds, "rate": null}});
+    let trips = json!({"round-trips": {"count": 20, "seconds": 10, "rate": null}});
+    let tasks = [stream(0.8), stream(0.2)];
+    let tasks = if round_trips {
+        [trips.clone(), trips]
+    } else {
+        tasks
+    };
+    let pace = (!round_trips).then(std::process::id);
+    let more = json!({"mode": mode, "mtu": mtu, "queues": 2, "pace": pace});
+    ends_with(system, size, tasks, &more)
+}
+
+/// Runs a bare stream; gives the receiver's and the sender's report.
+pub(crate) fn bare_stream(bed: &Bed, [near, far]: [String; 2]) -> (Value, Value) {
+    let receiver = receiver(bed, &far);
+    let sent = sender(bed, &near);
+    let received = receiver.end().expect_code(0).json();
+    let _none = std::fs::remove_file(format!("/run/lm-bench/pace-{}", std::process::id()));
+    (received, sent)
+}
+
 /// Command lines of a near and a far end.
-fn ends(transport: &str, size: u64, [near, far]: [Value; 2]) -> [String; 2] {
+fn ends(transport: &str, size: u64, tasks: [Value; 2]) -> [String; 2] {
+    ends_with(transport, size, tasks, &json!({}))
+}
+
+/// The same, with words more.
+fn ends_with(transport: &str, size: u64, [near, far]: [Value; 2], more: &Value) -> [String; 2] {
     [("near", near), ("far", far)].map(|(side, task)| {
-        let spec = json!({
+        let mut spec = json!({
             "system": transport, "task": task, "size": size, "address": format!("{RECEIVER}:7168"), "mtu": 1500,
                 "mode": "auto",
         });
+        for (name, value) in more.as_object().unwrap() {
+            spec[name] = value.clone();
+        }
         format!("end {side} '{spec}' --interface {INTERFACE}")
     })
 }
@@ -65,12 +90,6 @@ pub(crate) fn measured_stream(bed: &Bed, transport: &str, size: u64) -> (Value, 
     let receiver = receiver(bed, &far);
     let sent = sender(bed, &near);
     (receiver.end().expect_code(0).json(), sent)
-}
-
-/// Whom a bare program on the sending host talks to.
-pub(crate) fn bare_addresses(bed: &Bed) -> String {
-    let (from, to) = (bed.mac(Host::Sender), bed.mac(Host::Receiver));
-    format!("--from {SENDER} --from-mac {from} --to {RECEIVER} --to-mac {to}")
 }
 
 pub(crate) fn number(report: &Value, name: &str) -> u64 {
@@ -144,89 +163,68 @@ fn udp_stream_without_sender_ends() {
 #[test]
 fn bare_streams_lose_nothing() {
     let Some(bed) = Bed::new() else { return };
-    let pace = bed.path("pace");
-    for (mode, busy_poll, sender_queue, receiver_queue) in [
-        ("native", "off", 1, 1),
-        ("native", "udp", 1, 1),
-        ("generic", "off", 0, 0),
+    for (mode, system) in [
+        ("copy", "bare"),
+        ("copy", "bare --queue 0"),
+        ("generic", "bare --queue 0"),
     ] {
-        let both = format!("--interface {INTERFACE} --pace {}", pace.display());
-        let (received, sent) = stream(
-            &bed,
-            &format!("bare recv {both} --mode {mode} --queue {receiver_queue} --busy-poll {busy_poll}"),
-            &format!(
-                "bare send {both} --queue {sender_queue} --payload 1000 {}",
-                bare_addresses(&bed)
-            ),
-        );
+        let (received, sent) = bare_stream(&bed, bare_ends(system, 1000, mode, 1500, false));
         let packets = number(&received, "messages");
-        assert!(packets > 0, "{mode} {busy_poll}: {received}");
+        assert!(packets > 0, "{mode} {system}: {received}");
         assert_eq!(
             number(&received, "bytes"),
             packets * 1000,
-            "{mode} {busy_poll}: {received}"
+            "{mode} {system}: {received}"
         );
         assert_eq!(
             number(&received, "lost_messages"),
             0,
-            "{mode} {busy_poll}: {received}"
+            "{mode} {system}: {received}"
         );
-        assert_eq!(number(&received, "dropped"), 0, "{mode} {busy_poll}: {received}");
+        assert_eq!(
+            received["mode"],
+            if mode == "copy" {
+                "native copy"
+            } else {
+                "generic copy"
+            }
+        );
         assert!(
             packets <= number(&sent, "messages"),
-            "{mode} {busy_poll}: {received} {sent}"
+            "{mode} {system}: {received} {sent}"
         );
-        let polled = number(&received, "napi_id") > 0;
-        assert_eq!(polled, busy_poll == "udp", "{mode} {busy_poll}: {received}");
         wait_until("the program stayed attached", || !bed.has_program(Host::Receiver));
     }
 }
 
-/// What LM's own recipe has, the yardstick can have: interrupts of the polled queue deferred, polls of 128, 768 packets by credit.
+/// What LM's own recipe has, the yardstick has: interrupts of the polled queue deferred.
 #[test]
 fn a_bare_receiver_keeps_its_queue_as_lm_does() {
     let Some(bed) = Bed::new() else { return };
-    let both = format!(
-        "--interface {INTERFACE} --queue 1 --busy-poll udp --busy-budget 128 --keep-napi --posted 1536 --pace {}",
-        bed.path("pace").display()
-    );
-    let receiver = receiver(&bed, &format!("bare recv {both} --seconds 1"));
-    let sending = format!(
-        "bare send {both} --credit 768 --payload 1472 --seconds 3 {}",
-        bare_addresses(&bed)
-    );
-    let sending = Tool::start(lm_bench(&bed, Host::Sender, &sending));
+    let [near, far] = bare_ends("bare", 1472, "copy", 1500, false);
+    let receiver = receiver(&bed, &far);
+    let sending = Tool::start(lm_bench(&bed, Host::Sender, &near));
     wait_until("the queue's interrupts were not deferred", || {
         bed.napis_kept(Host::Receiver) == 1
     });
     let received = receiver.end().expect_code(0).json();
     sending.end().expect_code(0);
-    assert_eq!(received["kept"], true, "{received}");
     assert!(
         number(&received, "messages") > 0 && number(&received, "lost_messages") == 0,
         "{received}"
     );
-    assert_eq!(number(&received, "dropped"), 0, "{received}");
 }
 
 /// Packets of several chunks, to the longest there is, one way and to and fro.
 #[test]
 fn bare_packets_may_be_long() {
     let Some(bed) = Bed::new() else { return };
-    let pace = bed.path("pace");
     for (mtu, payload) in [(4000, 3972), (9000, 8972), (65_535, 65_507)] {
         for host in [Host::Sender, Host::Receiver] {
             bed.ip(host, &format!("link set {INTERFACE} mtu {mtu}"));
         }
-        for mode in ["native", "generic"] {
-            let end = format!("--interface {INTERFACE} --long --posted 1024 --mode {mode}");
-            let both = format!("{end} --pace {}", pace.display());
-            let to = format!("--payload {payload} {}", bare_addresses(&bed));
-            let (received, _) = stream(
-                &bed,
-                &format!("bare recv {both}"),
-                &format!("bare send {both} --in-flight 16 {to}"),
-            );
+        for mode in ["copy", "generic"] {
+            let (received, _) = bare_stream(&bed, bare_ends("bare --queue 0", 1 << 20, mode, mtu, false));
             let packets = number(&received, "messages");
             assert!(packets > 0, "{mtu} {mode}: {received}");
             assert_eq!(
@@ -235,8 +233,9 @@ fn bare_packets_may_be_long() {
                 "{mtu} {mode}: {received}"
             );
             assert_eq!(number(&received, "lost_messages"), 0, "{mtu} {mode}: {received}");
-            let pong = receiver(&bed, &format!("bare pong {end}"));
-            let report = sender(&bed, &format!("bare ping {end} --count 20 {to}"));
+            let [ping, pong] = bare_ends("bare", 1 << 20, mode, mtu, true);
+            let pong = receiver(&bed, &pong);
+            let report = sender(&bed, &ping);
             assert_eq!(number(&report, "messages"), 20, "{mtu} {mode}: {report}");
             pong.signal(Signal::TERM);
             pong.end();
@@ -248,7 +247,8 @@ fn bare_packets_may_be_long() {
 #[test]
 fn a_killed_bare_program_leaves_nothing_attached() {
     let Some(bed) = Bed::new() else { return };
-    let receiver = receiver(&bed, &format!("bare pong --interface {INTERFACE} --mode native"));
+    let [_, pong] = bare_ends("bare", 64, "copy", 1500, true);
+    let receiver = receiver(&bed, &pong);
     assert!(bed.has_program(Host::Receiver));
     receiver.signal(Signal::KILL);
     receiver.end();
@@ -275,14 +275,10 @@ fn round_trips_are_whole_and_ordered() {
         let task = json!({"round-trips": {"count": 500, "seconds": 60, "rate": rate}});
         ends(transport, 64, [task.clone(), task])
     };
-    let bare = format!("--interface {INTERFACE} --mode native");
     let programs = [
         round_trips("udp-blocking", None),
         round_trips("udp-spinning", Some(5000)),
-        [
-            format!("bare ping {bare} {} --count 500", bare_addresses(&bed)),
-            format!("bare pong {bare}"),
-        ],
+        round_trips("bare", None),
         round_trips("lm", None),
     ];
     for [asking, answering] in programs {

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use lm_bench::suite::schema::{Failed, Report, Round, Row, What};
@@ -11,7 +10,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
-use crate::measuring::{bare_addresses, lm_bench};
+use crate::measuring::lm_bench;
 
 /// Everybody is a lot, and the machine may be busy.
 const LONG: Duration = Duration::from_secs(300);
@@ -363,14 +362,14 @@ fn serve_lets_in_whom_it_was_told() {
 fn no_number_of_a_client_ends_the_server() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let host = json!({"address": "10.77.0.2", "mac": [0, 0, 0, 0, 0, 0]});
+    let stream = json!({"stream": {"warm_up": 0.1, "seconds": 0.1, "rate": null}});
     let spec = json!({
-        "zero_copy": false, "polls": true, "round_trips": null, "payload": u64::MAX, "warm_up": 0.1, "seconds": 0.1,
-        "queue": 0, "near": host, "far": host, "pace": null,
+        "system": "bare --queue 0", "task": stream, "size": u64::MAX, "address": format!("{RECEIVER}:65535"),
+        "mtu": u32::MAX, "mode": "copy", "queues": u32::MAX, "senders": u32::MAX,
     });
     let answer = bed.on(Host::Sender, || {
         let mut connection = TcpStream::connect((RECEIVER, 7170)).unwrap();
-        writeln!(connection, r#"{{"Start":[{{"Bare":{spec}}},1.0]}}"#).unwrap();
+        writeln!(connection, r#"{{"Start":[{{"End":{spec}}},1.0]}}"#).unwrap();
         let mut answer = String::new();
         BufReader::new(connection).read_line(&mut answer).unwrap();
         answer
@@ -381,35 +380,4 @@ fn no_number_of_a_client_ends_the_server() {
         .end()
         .expect_code(0);
     end(&bed, server);
-}
-
-/// In a folder where anybody may write, somebody has put a link in the pace file's place.
-#[test]
-fn a_pace_file_leads_nowhere_else() {
-    let Some(bed) = Bed::new() else { return };
-    let (folder, own) = (bed.path("everybodys"), bed.path("own"));
-    let precious = bed.path("precious");
-    fs::write(&precious, [7; 9000]).unwrap();
-    for (folder, mode) in [(&folder, 0o1777), (&own, 0o700)] {
-        fs::create_dir(folder).unwrap();
-        fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
-        std::os::unix::fs::symlink(&precious, folder.join("link")).unwrap();
-    }
-    let send = |file: &std::path::Path| {
-        let to = bare_addresses(&bed);
-        let line = format!(
-            "bare send --interface {INTERFACE} {to} --payload 64 --seconds 0.05 --pace {}",
-            file.display()
-        );
-        Tool::start(lm_bench(&bed, Host::Sender, &line)).end()
-    };
-    for file in [folder.join("link"), folder.join("new"), own.join("link")] {
-        let ended = send(&file);
-        assert_eq!(fs::read(&precious).unwrap(), [7; 9000], "{}", file.display());
-        ended.expect_code(1);
-    }
-    assert!(send(&folder.join("new")).stderr.contains("others may write in"));
-    assert!(!folder.join("new").exists());
-    send(&own.join("new")).expect_code(0);
-    assert_eq!(fs::metadata(own.join("new")).unwrap().len(), 4096);
 }

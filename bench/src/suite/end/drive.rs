@@ -545,6 +545,8 @@ mod tests {
             mtu: 1500,
             mode: Mode::Auto,
             senders: 1,
+            queues: 1,
+            pace: None,
             goes_first: false,
         }
     }

@@ -24,6 +24,7 @@ pub use drive::Outcome;
 pub(crate) use meter::{Cost, Meter, Work};
 
 use super::systems::{How, System};
+use crate::bare;
 use crate::cli::{Failure, Mode};
 use crate::signals::Interrupt;
 
@@ -79,6 +80,12 @@ pub(crate) struct Spec {
     /// A stream's far end waits for so many near ones; time counts once each has sent a message.
     #[serde(default = "one")]
     pub(crate) senders: u32,
+    /// Receive queues of both ends' links, at least.
+    #[serde(default = "one")]
+    pub(crate) queues: u32,
+    /// Bare: number of the file by which the receiver paces the sender, where both are on one machine.
+    #[serde(default)]
+    pub(crate) pace: Option<u64>,
     /// Whether it goes before what else runs on its core.
     #[serde(default)]
     pub(crate) goes_first: bool,
@@ -102,29 +109,29 @@ pub(crate) enum Side {
 pub struct EndArgs {
     /// Which end
     #[arg(value_enum)]
-    side: Side,
+    pub(crate) side: Side,
     /// What to do, as JSON
     spec: String,
     /// Interface of this end
     #[arg(long)]
-    interface: String,
+    pub(crate) interface: String,
 }
 
 /// Something that came.
 #[derive(Clone, Copy, Debug)]
-struct Arrival {
+pub(crate) struct Arrival {
     /// From which sender, in the order of their first messages.
-    from: usize,
+    pub(crate) from: usize,
     /// The low bytes of its number: as many as the message is long, eight at most.
-    number: u64,
+    pub(crate) number: u64,
     /// Payload.
-    bytes: usize,
+    pub(crate) bytes: usize,
     /// Whether this completes a message.
-    whole: bool,
+    pub(crate) whole: bool,
 }
 
 /// A connection that messages pass through.
-trait End {
+pub(crate) trait End {
     /// Sends a message of `len` bytes that begins with its number, as soon as the system takes it.
     fn send(&mut self, len: usize, number: u64) -> io::Result<()>;
 
@@ -159,23 +166,23 @@ trait End {
 }
 
 /// How long an end that shall end waits for more, and one that never sleeps for an answer.
-const SILENCE: Duration = Duration::from_millis(250);
+pub(crate) const SILENCE: Duration = Duration::from_millis(250);
 
 /// How long a receive that never sleeps goes on.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+pub(crate) struct Patience {
     until: Option<Instant>,
     looks: u32,
 }
 
 impl Patience {
-    fn until(until: Option<Instant>) -> Patience {
+    pub(crate) fn until(until: Option<Instant>) -> Patience {
         Patience { until, looks: 0 }
     }
 
     /// Whether it is over. The clock is looked at once in so many times: it would be felt in each.
     #[inline]
-    fn is_over(&mut self) -> bool {
+    pub(crate) fn is_over(&mut self) -> bool {
         const EVERY: u32 = 64;
         self.looks += 1;
         self.looks.is_multiple_of(EVERY) && self.until.is_some_and(|until| Instant::now() >= until)
@@ -220,11 +227,14 @@ fn cut_number(number: u64, len: usize) -> u64 {
 ///
 /// A one-line reason when the end cannot be made, or what comes is not what was sent.
 pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -> Result<(), Failure> {
-    let spec: Spec = serde_json::from_str(&args.spec)
+    let mut spec: Spec = serde_json::from_str(&args.spec)
         .map_err(|error| Failure::usage(format!("no end is that: {error}")))?;
     // Who has started it waits for it, and nobody else would end it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::new(error.to_string()))?;
+    if spec.system.how == How::Bare {
+        spec.size = bare::payload(&spec);
+    }
     let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
     let told = |outcome: io::Result<Outcome>, end: &mut dyn End| {
         let mut outcome = outcome.map_err(failed)?;
@@ -292,6 +302,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         How::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
         How::Lm => Box::new(lm::Lm::open(args, spec, ready)?),
         How::UdpGso => Box::new(udp::Segmented::new(udp(ready)?, spec).map_err(failed)?),
+        How::Bare => Box::new(bare::Bare::open(args, spec, ready).map_err(failed)?),
         How::Tcp => Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?),
         How::UdpBlocking | How::UdpSpinning => Box::new(udp::Single::new(udp(ready)?, spec).map_err(failed)?),
         _ => {

@@ -321,6 +321,8 @@ mod tests {
             mtu: 1500,
             mode: Mode::Auto,
             senders: 1,
+            queues: 1,
+            pace: None,
             goes_first: false,
         };
         let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
