@@ -25,11 +25,14 @@ const QUEUES: usize = 8;
 const RING_LEN: u32 = 1 << 24;
 const PER_MILLION: u64 = 1_000_000;
 
-/// What happens to the packets of one direction. Probabilities are per million packets.
+/// What happens to the packets of one direction: `struct lm_impair_config`. Probabilities are per million packets.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Impairments {
     /// Decides everything that is random.
     pub seed: u64,
+    /// Where packets leave.
+    pub to_ifindex: u32,
     /// Packets that are lost.
     pub loss: u32,
     /// So many packets in succession share one fate; at least 1. `loss` stays the share of lost packets.
@@ -42,22 +45,26 @@ pub struct Impairments {
     pub reorder: u32,
     /// Packets of the same queue that overtake a held one: 1 to 63.
     pub reorder_by: u32,
-    /// Packets go to user space instead of the other interface.
-    pub divert: bool,
+    /// 1: packets go to user space instead of the other interface.
+    pub divert: u32,
 }
+
+// SAFETY: integers without padding (8 + 8 · 4 bytes); any bytes are a value.
+unsafe impl aya::Pod for Impairments {}
 
 impl Default for Impairments {
     /// A good link.
     fn default() -> Self {
         Impairments {
             seed: 0,
+            to_ifindex: 0,
             loss: 0,
             loss_burst: 1,
             duplicate: 0,
             corrupt: 0,
             reorder: 0,
             reorder_by: 3,
-            divert: false,
+            divert: 0,
         }
     }
 }
@@ -139,7 +146,7 @@ pub fn split_mix(seed: u64, place: u64) -> u64 {
 /// What a forwarder has done; the fields of `struct lm_impair_counters`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ForwarderCounters {
+pub(crate) struct ForwarderCounters {
     /// Packets that came in.
     pub received: u64,
     /// Lost on purpose.
@@ -164,30 +171,11 @@ pub struct ForwarderCounters {
 // SAFETY: integers without padding; any bytes are a value.
 unsafe impl aya::Pod for ForwarderCounters {}
 
-/// `struct lm_impair_config`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Config {
-    seed: u64,
-    to_ifindex: u32,
-    loss: u32,
-    loss_burst: u32,
-    duplicate: u32,
-    corrupt: u32,
-    reorder: u32,
-    reorder_by: u32,
-    divert: u32,
-}
-
-// SAFETY: integers without padding (8 + 8 · 4 bytes); any bytes are a value.
-unsafe impl aya::Pod for Config {}
-
-const _: () = assert!(size_of::<Config>() == 40 && size_of::<ForwarderCounters>() == 8 * (9 + QUEUES));
+const _: () = assert!(size_of::<Impairments>() == 40 && size_of::<ForwarderCounters>() == 8 * (9 + QUEUES));
 
 /// Why a forwarder does not run. One line, with what to do.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ImpairError {
+pub(crate) enum ImpairError {
     /// The impairments contradict themselves.
     #[error("illegal impairments: {0}")]
     Illegal(&'static str),
@@ -211,30 +199,18 @@ pub enum ImpairError {
 }
 
 /// An attached forwarder. Dropping it, or the death of the process, ends it.
-pub struct Forwarder {
+pub(crate) struct Forwarder {
     counts: Array<MapData, ForwarderCounters>,
     // Holds program and link.
     _ebpf: Ebpf,
 }
 
-impl std::fmt::Debug for Forwarder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Forwarder").finish_non_exhaustive()
-    }
-}
-
 /// Packets that a forwarder with [`Impairments::divert`] hands over.
-pub struct Diverted(RingBuf<MapData>);
-
-impl std::fmt::Debug for Diverted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Diverted").finish_non_exhaustive()
-    }
-}
+pub(crate) struct Diverted(RingBuf<MapData>);
 
 /// One diverted packet.
 #[derive(Clone, Copy, Debug)]
-pub struct DivertedPacket<'a> {
+pub(crate) struct DivertedPacket<'a> {
     /// When it came in, by CLOCK_MONOTONIC, in nanoseconds.
     pub arrival_ns: u64,
     /// The queue that it came in on, and shall leave on.
@@ -244,45 +220,30 @@ pub struct DivertedPacket<'a> {
 }
 
 impl Forwarder {
-    /// Forwards from one interface of this thread's network namespace to another (by index) from now on.
+    /// Forwards from one interface of this thread's network namespace to another from now on.
     ///
     /// # Errors
     ///
     /// See [`ImpairError`].
-    pub fn attach(
+    pub(crate) fn attach(
         from: &str,
-        to_ifindex: u32,
         impairments: &Impairments,
     ) -> Result<(Forwarder, Option<Diverted>), ImpairError> {
         if let Some(fault) = impairments.fault() {
             return Err(ImpairError::Illegal(fault));
         }
-        let config = Config {
-            seed: impairments.seed,
-            to_ifindex,
-            loss: impairments.loss,
-            loss_burst: impairments.loss_burst,
-            duplicate: impairments.duplicate,
-            corrupt: impairments.corrupt,
-            reorder: impairments.reorder,
-            reorder_by: impairments.reorder_by,
-            divert: impairments.divert.into(),
-        };
         let mut loader = EbpfLoader::new();
-        loader.override_global("lm_impair", &config, true);
+        loader.override_global("lm_impair", impairments, true);
         // Memory for what is not asked for is not taken.
-        if !impairments.divert {
-            loader.map_max_entries("lm_impair_ring", 4096);
-        } else {
-            loader.map_max_entries("lm_impair_ring", RING_LEN);
-        }
+        let diverts = impairments.divert != 0;
+        loader.map_max_entries("lm_impair_ring", if diverts { RING_LEN } else { 4096 });
         if impairments.reorder == 0 {
             loader.map_max_entries("lm_impair_slots", 1);
         }
         let mut ebpf = loader.load(OBJECT).map_err(load_error)?;
         let counts = take(&mut ebpf, "lm_impair_counts")?;
         // Not taken where it is not used: a map that is closed before the program is loaded cannot be loaded.
-        let diverted = match impairments.divert {
+        let diverted = match diverts {
             true => Some(Diverted(take(&mut ebpf, "lm_impair_ring")?)),
             false => None,
         };
@@ -309,23 +270,22 @@ impl Forwarder {
     /// # Errors
     ///
     /// When the kernel does not let the map be read.
-    pub fn counters(&self) -> Result<ForwarderCounters, ImpairError> {
+    pub(crate) fn counters(&self) -> Result<ForwarderCounters, ImpairError> {
         Ok(self.counts.get(&0, 0)?)
     }
 }
 
 impl Diverted {
     /// Calls `each` with the oldest packet; `false` when there is none.
-    pub fn take(&mut self, each: impl FnOnce(DivertedPacket<'_>)) -> bool {
-        const HEAD_LEN: usize = 16;
+    pub(crate) fn take(&mut self, each: impl FnOnce(DivertedPacket<'_>)) -> bool {
         let Some(record) = self.0.next() else { return false };
-        let word = |at: usize| u32::from_ne_bytes(record[at..at + 4].try_into().expect("4 bytes"));
-        let low_high = [word(0), word(4)].map(u32::to_ne_bytes).concat();
+        let (head, packet) = record.split_at(16);
+        let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().expect("4 bytes"));
         each(DivertedPacket {
-            arrival_ns: u64::from_ne_bytes(low_high.try_into().expect("8 bytes")),
+            arrival_ns: u64::from_ne_bytes(head[..8].try_into().expect("8 bytes")),
             queue: word(8),
             // The forwarder keeps no longer packet; its length is the kernel's, and checked by the slice all the same.
-            bytes: &record[HEAD_LEN..HEAD_LEN + word(12) as usize],
+            bytes: &packet[..word(12) as usize],
         });
         true
     }

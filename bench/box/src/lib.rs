@@ -7,7 +7,7 @@
 //!                        └───────────────┘
 //! ```
 //!
-//! The forwarding itself, loss, duplication, corruption and reordering are a program in the kernel ([`Forwarder`]): it
+//! The forwarding itself, loss, duplication, corruption and reordering are a program in the kernel (`Forwarder`): it
 //! runs on whichever core the packet comes on, copies nothing and keeps the packet's queue, so that a box costs little
 //! beside what it is put between. A delay or a rate needs memory and a clock: then each packet goes through this
 //! process, which runs before ordinary ones, and leaves through its queue ([`Inject`]).
@@ -33,8 +33,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netdevice::name_to_index;
 use serde::Serialize;
 
-use forwarder::{Diverted, HELD_PACKET_LEN_MAX};
-pub use forwarder::{Fate, Forwarder, ForwarderCounters, ImpairError, Impairments, split_mix};
+use forwarder::{Diverted, Forwarder, HELD_PACKET_LEN_MAX, ImpairError};
+pub use forwarder::{Fate, Impairments, split_mix};
 use line::Line;
 use lm_measure::rate::BitRate;
 pub use quantity::{Both, PerMillion, Span};
@@ -226,33 +226,31 @@ struct Direction<Queue: Inject> {
 
 impl<Queue: Inject> Direction<Queue> {
     fn open(args: &ImpairArgs, direction: u64) -> Result<Direction<Queue>, Box<dyn Error>> {
-        let rightward = direction == 0;
-        let (from, to) = if rightward {
-            (&args.left, &args.right)
-        } else {
-            (&args.right, &args.left)
+        let (from, to) = match direction {
+            0 => (&args.left, &args.right),
+            _ => (&args.right, &args.left),
         };
-        fn of<T: Copy>(both: &Both<T>, rightward: bool) -> T {
-            if rightward { both.rightward } else { both.leftward }
-        }
-        let delay = of(&args.delay, rightward).0;
-        let rate = args.rate.map(|rate| of(&rate, rightward));
-        let impairments = Impairments {
-            seed: direction_seed(args.seed, direction),
-            loss: of(&args.loss, rightward).0,
-            loss_burst: of(&args.loss_burst, rightward),
-            duplicate: of(&args.duplicate, rightward).0,
-            corrupt: of(&args.corrupt, rightward).0,
-            reorder: of(&args.reorder, rightward).0,
-            reorder_by: of(&args.reorder_by, rightward),
-            divert: !delay.is_zero() || rate.is_some(),
-        };
-        if impairments.divert || impairments.reorder > 0 {
+        let delay = args.delay.of(direction).0;
+        let rate = args.rate.map(|rate| rate.of(direction));
+        let diverts = !delay.is_zero() || rate.is_some();
+        let reorder = args.reorder.of(direction).0;
+        if diverts || reorder > 0 {
             require_short_packets(from)?;
         }
-        let to_index = interface_index(to)?;
+        let to_ifindex = interface_index(to)?;
         interface_index(from)?;
-        let (forwarder, diverted) = Forwarder::attach(from, to_index, &impairments)?;
+        let impairments = Impairments {
+            seed: direction_seed(args.seed, direction),
+            to_ifindex,
+            loss: args.loss.of(direction).0,
+            loss_burst: args.loss_burst.of(direction),
+            duplicate: args.duplicate.of(direction).0,
+            corrupt: args.corrupt.of(direction).0,
+            reorder,
+            reorder_by: args.reorder_by.of(direction),
+            divert: diverts.into(),
+        };
+        let (forwarder, diverted) = Forwarder::attach(from, &impairments)?;
         let line = Line::new(args.limit as usize, delay, rate, args.rate_burst);
         let timed = diverted
             .map(|diverted| Timed::open(diverted, line, to))

@@ -61,6 +61,16 @@ pub struct Both<T> {
     pub leftward: T,
 }
 
+impl<T: Copy> Both<T> {
+    /// 0 is rightward, 1 is leftward.
+    pub(crate) fn of(&self, direction: u64) -> T {
+        match direction {
+            0 => self.rightward,
+            _ => self.leftward,
+        }
+    }
+}
+
 impl<T: FromStr<Err: ToString> + Clone> FromStr for Both<T> {
     type Err = String;
 

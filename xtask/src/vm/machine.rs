@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::devices::Device;
 use super::protocol::{Ended, Event, Outcome, Task, tail};
-use super::qemu::{self, Clock, Qemu, TAPS};
+use super::qemu::{self, Clock, TAPS};
 use crate::bed::{Lone, Program};
 
 /// From QEMU's start until the guest's first line. Six seconds on an idle machine, several times as long where
@@ -22,8 +22,8 @@ const GRACE: Duration = Duration::from_secs(20);
 /// What to start.
 #[derive(Debug)]
 pub struct Run<'a> {
-    /// The QEMU to take.
-    pub qemu: &'a Qemu,
+    /// The folder of QEMU's packages.
+    pub qemu: &'a Path,
     /// The kernel's image.
     pub kernel: &'a Path,
     /// The guest's files.
@@ -68,7 +68,7 @@ impl Run<'_> {
         let files = [self.kernel, self.initramfs, &self.console, &self.results];
         let options = qemu::options(self.devices, network.is_some(), self.clock, files);
         let tasks: Duration = self.tasks.iter().map(limit).sum();
-        let launch = self.qemu.launch(options).time_limit(BOOT_LIMIT + GRACE + tasks);
+        let launch = qemu::launch(self.qemu, &options).time_limit(BOOT_LIMIT + GRACE + tasks);
         let program = match &network {
             Some(lone) => lone.host().spawn(launch)?,
             None => launch.spawn()?,

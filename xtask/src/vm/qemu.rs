@@ -11,46 +11,21 @@ use crate::bed::Launch;
 /// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests'
 /// own.
 pub const HUGE_PAGES: u32 = 160;
-/// Where Debian has its libraries.
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// Queues of a virtio-net device on taps.
 pub const VIRTIO_QUEUES: u32 = 2;
 
-/// A QEMU that can be started.
-#[derive(Clone, Debug)]
-pub struct Qemu {
-    /// The command and what comes before its options.
-    words: Vec<String>,
-    /// As it says itself, for example `10.0.2 (Debian 1:10.0.2+ds-2)`.
-    pub version: String,
+/// QEMU from a folder of unpacked packages, to be started in a namespace of its own if the machine has taps.
+pub fn launch(root: &Path, options: &[String]) -> Launch {
+    let script = Launch::new("sh").args(["-c", include_str!("qemu.sh"), "qemu.sh"]);
+    script.arg(root).args(options)
 }
 
-impl Qemu {
-    /// QEMU from a folder of unpacked packages, by the loader and the libraries there.
-    pub fn unpacked(root: &Path) -> Result<Qemu> {
-        let inside = |path: &str| root.join(path).to_string_lossy().into_owned();
-        let modules = inside(&format!("{LIBRARIES}/qemu"));
-        let mut words = vec!["env".to_owned(), format!("QEMU_MODULE_DIR={modules}")];
-        words.extend(loader(root)?);
-        words.push(inside("usr/bin/qemu-system-x86_64"));
-        for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
-            words.extend(["-L".to_owned(), inside(data)]);
-        }
-        let mut qemu = Qemu {
-            words,
-            version: String::new(),
-        };
-        let asked = qemu.launch(vec!["--version".to_owned()]);
-        let said = asked.spawn()?.finish().context("cannot start QEMU")?.stdout;
-        let version = said.lines().next().unwrap_or_default();
-        qemu.version = version.trim_start_matches("QEMU emulator version ").to_owned();
-        Ok(qemu)
-    }
-
-    /// The command, to be started in a namespace of its own if the machine has taps.
-    pub fn launch(&self, options: Vec<String>) -> Launch {
-        Launch::new(&self.words[0]).args(&self.words[1..]).args(options)
-    }
+/// As it says itself, for example `10.0.2 (Debian 1:10.0.2+ds-2)`.
+pub fn version(root: &Path) -> Result<String> {
+    let asked = launch(root, &["--version".to_owned()]).spawn()?.finish();
+    let said = asked.context("cannot start QEMU")?.stdout;
+    let version = said.lines().next().unwrap_or_default();
+    Ok(version.trim_start_matches("QEMU emulator version ").to_owned())
 }
 
 /// What the guest's time is.
@@ -192,21 +167,6 @@ fn kernel_command_line(clock: Clock) -> String {
         "{same}console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr \
             memmap={kept:#x}${start:#x} hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
     )
-}
-
-/// The dynamic loader in a folder of unpacked packages, with its options: the libraries there before others.
-fn loader(root: &Path) -> Result<[String; 3]> {
-    let loader = ["usr/lib64", "lib64"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
-    let loader = loader
-        .into_iter()
-        .find(|path| path.is_file())
-        .context("QEMU's packages have no C library")?;
-    let libraries = root.join(LIBRARIES).to_string_lossy().into_owned();
-    Ok([
-        loader.to_string_lossy().into_owned(),
-        "--library-path".to_owned(),
-        libraries,
-    ])
 }
 
 #[cfg(test)]

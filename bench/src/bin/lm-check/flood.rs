@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use lm_box::split_mix;
 use serde::Serialize;
 
@@ -27,8 +27,8 @@ const SOURCE_PORT_AT: usize = 34;
 const STEP: Duration = Duration::from_millis(1);
 
 /// Kinds of packets, taken in turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
     /// Datagrams that are no longer than a fragment's packet.
     Plain,
     /// The same with a VLAN tag, of VLAN 0 (priority only) and VLAN 5 in turns.
@@ -52,9 +52,6 @@ pub(crate) struct FloodArgs {
     /// UDP port that they seem to come from: that of the fragments
     #[arg(long)]
     pub(crate) source_port: u16,
-    /// What to send, in turns
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kind::Plain, Kind::Vlan, Kind::Long])]
-    pub(crate) kinds: Vec<Kind>,
     /// Packets a second
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: u32,
@@ -75,8 +72,6 @@ pub(crate) struct FloodArgs {
 /// What `flood` prints.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct FloodReport {
-    /// Name of the program.
-    pub(crate) program: &'static str,
     /// Packets that the kernel took, without a tag and no longer than a fragment's.
     pub(crate) plain: u64,
     /// Those with a tag.
@@ -85,8 +80,6 @@ pub(crate) struct FloodReport {
     pub(crate) long: u64,
     /// Packets that found no room in the interface's queue.
     pub(crate) refused: u64,
-    /// By the program's own clock.
-    pub(crate) seconds: f64,
 }
 
 /// Runs `flood`.
@@ -95,9 +88,9 @@ pub(crate) struct FloodReport {
 ///
 /// A one-line reason when there is no such interface, or a packet is longer than its MTU allows.
 pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
-    if args.kinds.contains(&Kind::Long) && args.longest <= args.fragment {
+    if args.longest <= args.fragment {
         return Err(Failure::usage(format!(
-            "no packet is longer than {} and at most {} bytes long; raise --longest, or leave out --kinds long",
+            "no packet is longer than {} and at most {} bytes long; raise --longest",
             args.fragment, args.longest
         )));
     }
@@ -112,17 +105,14 @@ pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodRepor
     })?;
     let ends = args.to.ends(args.port);
     ready();
-    let mut report = FloodReport {
-        program: "flood",
-        ..FloodReport::default()
-    };
+    let mut report = FloodReport::default();
     let started = Instant::now();
     let mut packet = Vec::new();
     let mut sent = 0_u64;
     while !interrupt.is_set() && started.elapsed().as_secs_f64() < args.seconds {
         let due = (started.elapsed().as_secs_f64() * f64::from(args.rate)) as u64;
         while sent < due {
-            let kind = args.kinds[(sent % args.kinds.len() as u64) as usize];
+            let kind = [Kind::Plain, Kind::Vlan, Kind::Long][(sent % 3) as usize];
             make(args, &ends, kind, sent, &mut packet);
             sent += 1;
             match socket.send(&packet) {
@@ -146,7 +136,6 @@ pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodRepor
         }
         std::thread::sleep(STEP);
     }
-    report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }
 
@@ -233,7 +222,6 @@ mod tests {
             },
             port: 7168,
             source_port: 50_000,
-            kinds: vec![kind],
             rate: 1,
             fragment: 1400,
             longest: 1600,

@@ -1,6 +1,6 @@
 //! One row of `cargo xtask bench card`, in the guest: a system of `lm-bench` at one length between two cards, on a bed of its own.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::pair::{await_link, ethtool, hosts, set_queues, share_instances, spread_evenly, steer};
-use crate::bed::leftovers::{Registered, temporary_folder};
-use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program, middle};
+use crate::bed::leftovers::temporary_folder;
+use crate::bed::{Bed, Host, INTERFACE, Launch, Output};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Mode;
 use crate::vm::qemu::VIRTIO_QUEUES;
@@ -146,32 +146,23 @@ fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
 
 /// A card's interrupts come to its host's own core, and at the interval that the row asks for.
 fn prepare(bed: &Bed, row: &Row) -> Result<()> {
-    let near = match bed.middle() {
-        Some(middle) => (middle, middle::RIGHT),
-        None => (bed.left(), INTERFACE),
-    };
-    for (core, (host, interface)) in [near, (bed.right(), INTERFACE)].into_iter().enumerate() {
-        for irq in irqs(host, interface)? {
+    for (core, host) in [bed.left(), bed.right()].into_iter().enumerate() {
+        for irq in irqs(host)? {
             // The one that the card itself has may be fixed.
             let _fixed = std::fs::write(
                 format!("/proc/irq/{irq}/smp_affinity"),
                 format!("{:x}", 1 << core),
             );
         }
-        if row.device == Device::Igb {
-            // An instance for both ways has one interval, the receive queue's.
-            let intervals = ["rx-usecs", "tx-usecs"];
-            for which in if row.shared { &intervals[..1] } else { &intervals } {
-                set_usecs(host, interface, which, row.usecs)?;
-            }
-        }
     }
-    Ok(())
+    match row.device {
+        Device::Igb => set_usecs(bed, row.usecs, row.shared),
+        Device::VirtioNet | Device::Veth => Ok(()),
+    }
 }
 
 /// What `lm-bench` found.
 fn compare(bed: &Bed, row: &Row) -> Result<Value> {
-    let bench = LmBench::serve(bed, row.limit_s() - 10)?;
     let seconds = match row.what {
         What::RoundTrips | What::Beside => ROUND_TRIPS_SECONDS,
         What::Stream => STREAM_SECONDS,
@@ -186,8 +177,7 @@ fn compare(bed: &Bed, row: &Row) -> Result<Value> {
         row.mode.unwrap_or(Mode::Auto).option(),
         row.rounds,
     );
-    let (ended, report) = bench.run(&row.system, &line)?;
-    bench.stop()?;
+    let (ended, report) = lm_bench_compare(bed, row.limit_s() - 10, &row.system, &line)?;
     Ok(json!({
         "rounds": report["rows"][0]["rounds"],
         "mode": report["links"][0]["mode"],
@@ -198,73 +188,43 @@ fn compare(bed: &Bed, row: &Row) -> Result<Value> {
     }))
 }
 
-/// `lm-bench serve` on the right host of a bed, and its commands on the left one.
-pub(super) struct LmBench<'a> {
-    bed: &'a Bed,
-    server: Program,
-    limit: Duration,
-    file: PathBuf,
-    _folder: Registered,
-}
-
-impl LmBench<'_> {
-    /// Starts the server; no command takes longer than `limit_s` seconds. Fragments of datagrams that were lost go soon: they fill the kernel's
-    /// 4 MiB for them, and then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
-    pub(super) fn serve<'a>(bed: &'a Bed, limit_s: u32) -> Result<LmBench<'a>> {
-        let limit = Duration::from_secs(limit_s.into());
-        for host in [bed.left(), bed.right()] {
-            host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")?;
-        }
-        let line = format!(
-            "serve --core 1 --from-anyone --bind {}:7170",
-            bed.right().address()
-        );
+/// `lm-bench serve` on the right host of a bed, and `lm-bench compare` of these systems with these options more on the left one, within `limit_s`
+/// seconds: how it ended, and its report; null where it made none. Fragments of datagrams that were lost go soon: they fill the kernel's 4 MiB for
+/// them, and then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
+pub(super) fn lm_bench_compare(
+    bed: &Bed,
+    limit_s: u32,
+    systems: &str,
+    options: &str,
+) -> Result<(Output, Value)> {
+    for host in [bed.left(), bed.right()] {
+        host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")?;
+    }
+    let (to, limit) = (bed.right().address(), Duration::from_secs(limit_s.into()));
+    let lm_bench = |line: &str| {
         let launch = Launch::new("/bin/lm-bench").args(line.split_whitespace());
-        let mut server = bed.right().spawn(launch.time_limit(limit))?;
-        server.await_text("ready")?;
-        let (folder, registered) = temporary_folder(&std::env::temp_dir(), "lm-bench")?;
-        Ok(LmBench {
-            bed,
-            server,
-            limit,
-            file: folder.join("report.json"),
-            _folder: registered,
-        })
-    }
-
-    /// Compares these systems with these options more: how it ended, and its report; null where it made none.
-    pub(super) fn run(&self, systems: &str, options: &str) -> Result<(Output, Value)> {
-        let launch = Launch::new("/bin/lm-bench")
-            .args([
-                "compare",
-                &self.bed.right().address().to_string(),
-                "--core",
-                "0",
-                "--systems",
-                systems,
-            ])
-            .args(options.split_whitespace())
-            .arg("--json")
-            .arg(&self.file)
-            .time_limit(self.limit);
-        let _before = std::fs::remove_file(&self.file);
-        let ended = self.bed.left().spawn(launch)?.outcome()?;
-        let report = match std::fs::read_to_string(&self.file) {
-            Ok(text) => serde_json::from_str(&text).context("the report of lm-bench is no JSON")?,
-            Err(_) => Value::Null,
-        };
-        Ok((ended, report))
-    }
-
-    pub(super) fn stop(self) -> Result<()> {
-        self.server.stop().map(drop)
-    }
+        launch.time_limit(limit)
+    };
+    let line = format!("serve --core 1 --from-anyone --bind {to}:7170");
+    let mut server = bed.right().spawn(lm_bench(&line))?;
+    server.await_text("ready")?;
+    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "lm-bench")?;
+    let file = folder.join("report.json");
+    let launch = lm_bench(&format!("compare {to} --core 0 {options} --json")).arg(&file);
+    let launch = launch.args(["--systems", systems]);
+    let ended = bed.left().spawn(launch)?.outcome()?;
+    server.stop()?;
+    let report = match std::fs::read_to_string(&file) {
+        Ok(text) => serde_json::from_str(&text).context("the report of lm-bench is no JSON")?,
+        Err(_) => Value::Null,
+    };
+    Ok((ended, report))
 }
 
 /// Numbers of a card's interrupts; none where there is no card.
-fn irqs(host: &Host, interface: &str) -> Result<Vec<u32>> {
+fn irqs(host: &Host) -> Result<Vec<u32>> {
     host.enter(|| {
-        let device = Path::new("/sys/class/net").join(interface).join("device");
+        let device = Path::new("/sys/class/net").join(INTERFACE).join("device");
         if !device.exists() {
             return Ok(Vec::new());
         }
@@ -283,16 +243,21 @@ fn irqs(host: &Host, interface: &str) -> Result<Vec<u32>> {
 /// What igb comes with: it adapts the interval to the traffic (`IGB_DEFAULT_ITR`).
 pub(super) const DRIVERS_OWN: u32 = 3;
 
-/// Sets `rx-usecs` or `tx-usecs` of a card, and asks it.
-pub(super) fn set_usecs(host: &Host, interface: &str, which: &str, usecs: u32) -> Result<()> {
-    // It calls it an error when nothing changes.
-    let set = ethtool(host, &format!("-C {interface} {which} {usecs}"));
-    let shown = ethtool(host, &format!("-c {interface}"))?;
-    ensure!(
-        shown_usecs(&shown, which) == Some(usecs),
-        "{} would not have {which} {usecs}: {set:?} {shown}",
-        host.name(),
-    );
+/// Sets `rx-usecs` and `tx-usecs` of two cards, and asks them. An instance for both ways has one interval, the receive
+/// queue's.
+pub(super) fn set_usecs(bed: &Bed, usecs: u32, shared: bool) -> Result<()> {
+    for host in [bed.left(), bed.right()] {
+        for which in &["rx-usecs", "tx-usecs"][..if shared { 1 } else { 2 }] {
+            // It calls it an error when nothing changes.
+            let set = ethtool(host, &format!("-C {INTERFACE} {which} {usecs}"));
+            let shown = ethtool(host, &format!("-c {INTERFACE}"))?;
+            ensure!(
+                shown_usecs(&shown, which) == Some(usecs),
+                "{} would not have {which} {usecs}: {set:?} {shown}",
+                host.name(),
+            );
+        }
+    }
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The machine and its cards: what everything else stands on.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::pair::Pair;
 use super::streams::Stream;
@@ -9,20 +9,21 @@ use crate::vm::guest::{all_cards, cards};
 use crate::vm::protocol::Plan;
 use crate::vm::qemu::HUGE_PAGES;
 
-pub(super) fn boot(plan: &Plan) -> Result<()> {
-    for driver in plan.devices.iter().filter_map(|device| device.driver()) {
-        let found = cards(driver);
-        ensure!(
-            found.len() == 2,
-            "{} interfaces with the driver {driver} instead of 2; all cards: {:?}",
-            found.len(),
-            all_cards()
-        );
-        ensure!(
-            found.iter().all(|card| card.rx_queues > 0),
-            "no queues: {found:?}"
-        );
-    }
+pub(super) fn boot(_plan: &Plan, device: Device) -> Result<()> {
+    let driver = device
+        .driver()
+        .context("this check is of a device with a driver")?;
+    let found = cards(driver);
+    ensure!(
+        found.len() == 2,
+        "{} interfaces with the driver {driver} instead of 2; all cards: {:?}",
+        found.len(),
+        all_cards()
+    );
+    ensure!(
+        found.iter().all(|card| card.rx_queues > 0),
+        "no queues: {found:?}"
+    );
     let reserved = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")?;
     ensure!(
         reserved.trim() == HUGE_PAGES.to_string(),

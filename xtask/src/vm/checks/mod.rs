@@ -22,21 +22,17 @@ use anyhow::{Context, Result, bail};
 use super::devices::Device;
 use super::protocol::{PLAN_PATH, Plan, Spoil, Work};
 
-/// A check, of the machine or of each kind of device in turn.
+/// A check, of each kind of device in turn.
 pub struct Check {
-    /// Its name; with devices the full name is `DEVICE/NAME`.
+    /// Its name; the full name is `DEVICE/NAME`.
     pub name: &'static str,
     /// Who runs it.
     pub list: List,
     /// What it shows, for `--list`.
     pub about: &'static str,
-    run: Run,
-}
-
-/// What a check is of, and what it does.
-enum Run {
-    Machine(fn(&Plan) -> Result<()>),
-    Each(&'static [Device], fn(&Plan, Device) -> Result<()>),
+    /// What it is of.
+    devices: &'static [Device],
+    run: fn(&Plan, Device) -> Result<()>,
 }
 
 /// Who runs a check that nobody names.
@@ -61,143 +57,165 @@ pub const TABLE: &[Check] = &[
         name: "boot",
         list: List::Machine,
         about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
-        run: Run::Machine(cards::boot),
+        devices: CARDS,
+        run: cards::boot,
     },
     Check {
         name: "transfer",
         list: List::Machine,
         about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
-        run: Run::Each(&Device::ALL, transfer::transfer),
+        devices: &Device::ALL,
+        run: transfer::transfer,
     },
     Check {
         name: "bind-zerocopy",
         list: List::Machine,
         about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
             pages",
-        run: Run::Each(CARDS, cards::bind_zerocopy),
+        devices: CARDS,
+        run: cards::bind_zerocopy,
     },
     Check {
         name: "overlay",
         list: List::Short,
         about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
             is",
-        run: Run::Each(CARDS, overlay::check),
+        devices: CARDS,
+        run: overlay::check,
     },
     Check {
         name: "no-copies",
         list: List::Long,
         about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
-        run: Run::Each(CARDS, copies::check),
+        devices: CARDS,
+        run: copies::check,
     },
     Check {
         name: "transfer-copies",
         list: List::Short,
         about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
             ends alone",
-        run: Run::Each(CARDS, copies::check_transfer),
+        devices: CARDS,
+        run: copies::check_transfer,
     },
     Check {
         name: "sizes",
         list: List::Short,
         about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
             4096: every byte",
-        run: Run::Each(CARDS, streams::sizes),
+        devices: CARDS,
+        run: streams::sizes,
     },
     Check {
         name: "foreign",
         list: List::Short,
         about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
-        run: Run::Each(CARDS, streams::foreign),
+        devices: CARDS,
+        run: streams::foreign,
     },
     Check {
         name: "ipfrag",
         list: List::Short,
         about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
-        run: Run::Each(CARDS, fragments::check),
+        devices: CARDS,
+        run: fragments::check,
     },
     Check {
         name: "finality",
         list: List::Short,
         about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
             coming",
-        run: Run::Each(CARDS, streams::finality),
+        devices: CARDS,
+        run: streams::finality,
     },
     Check {
         name: "reading",
         list: List::Short,
         about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
             written at the other",
-        run: Run::Each(CARDS, streams::reading),
+        devices: CARDS,
+        run: streams::reading,
     },
     Check {
         name: "repair",
         list: List::Short,
         about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
             accounted for",
-        run: Run::Each(CARDS, streams::repair),
+        devices: CARDS,
+        run: streams::repair,
     },
     Check {
         name: "abort",
         list: List::Long,
         about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
-        run: Run::Each(CARDS, ends::abort),
+        devices: CARDS,
+        run: ends::abort,
     },
     Check {
         name: "stalled",
         list: List::Short,
         about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
             every byte",
-        run: Run::Each(CARDS, stall::check),
+        devices: CARDS,
+        run: stall::check,
     },
     Check {
         name: "rebind",
         list: List::Short,
         about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
-        run: Run::Each(CARDS, ends::rebind),
+        devices: CARDS,
+        run: ends::rebind,
     },
     Check {
         name: "takeover",
         list: List::Long,
         about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
-        run: Run::Each(CARDS, ends::takeover),
+        devices: CARDS,
+        run: ends::takeover,
     },
     Check {
         name: "kernel-traffic",
         list: List::Long,
         about: "ping and TCP between the same interfaces while a stream lands",
-        run: Run::Each(CARDS, ends::kernel_traffic),
+        devices: CARDS,
+        run: ends::kernel_traffic,
     },
     Check {
         name: "refusals",
         list: List::Short,
         about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
-        run: Run::Each(CARDS, refusals::cards),
+        devices: CARDS,
+        run: refusals::cards,
     },
     Check {
         name: "no-driver",
         list: List::Short,
         about: "the same on veth, whose driver has no zero-copy",
-        run: Run::Each(&[Device::Veth], refusals::veth),
+        devices: &[Device::Veth],
+        run: refusals::veth,
     },
     Check {
         name: "bare",
         list: List::Long,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
-        run: Run::Each(CARDS, bare::check),
+        devices: CARDS,
+        run: bare::check,
     },
     Check {
         name: "shared",
         list: List::Long,
         about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
             where not, interrupts",
-        run: Run::Each(&[Device::Igb], shared::check),
+        devices: &[Device::Igb],
+        run: shared::check,
     },
     Check {
         name: "waits",
         list: List::Named,
         about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
             waits for a timer",
-        run: Run::Each(CARDS, waits::check),
+        devices: CARDS,
+        run: waits::check,
     },
 ];
 
@@ -209,36 +227,27 @@ pub const SPOILED: [(&str, Spoil); 4] = [
     ("igb/waits", Spoil::Interrupts),
 ];
 
-/// A check of one device, or of the machine.
+/// A check of one device.
 #[derive(Clone, Copy)]
 pub struct Selected {
     /// The line of the table.
     pub check: &'static Check,
     /// The device.
-    pub device: Option<Device>,
+    pub device: Device,
 }
 
 impl Selected {
-    /// `boot`, `igb/transfer`…
+    /// `igb/transfer`…
     pub fn name(&self) -> String {
-        match self.device {
-            Some(device) => format!("{}/{}", device.name(), self.check.name),
-            None => self.check.name.to_owned(),
-        }
+        format!("{}/{}", self.device.name(), self.check.name)
     }
 }
 
 /// Every check that these devices can have.
 pub fn all(devices: &[Device]) -> Vec<Selected> {
-    let of_check = |check: &'static Check| match check.run {
-        Run::Machine(_) => vec![Selected { check, device: None }],
-        Run::Each(kinds, _) => (kinds.iter())
-            .filter(|kind| devices.contains(kind))
-            .map(|&kind| Selected {
-                check,
-                device: Some(kind),
-            })
-            .collect(),
+    let of_check = |check: &'static Check| {
+        let kinds = check.devices.iter().filter(|kind| devices.contains(kind));
+        kinds.map(move |&device| Selected { check, device })
     };
     TABLE.iter().flat_map(of_check).collect()
 }
@@ -256,8 +265,7 @@ pub fn select(
         return Ok(all.into_iter().filter(listed).collect());
     }
     let is_called = |one: &Selected, name: &String| {
-        let is_device = || one.device.is_some_and(|device| device.name() == name);
-        one.name() == *name || one.check.name == name || (is_device() && listed(one))
+        one.name() == *name || one.check.name == name || (one.device.name() == name && listed(one))
     };
     if let Some(unknown) = names
         .iter()
@@ -302,11 +310,7 @@ pub fn run(arguments: &TaskArguments) -> Result<()> {
     let mut all = all(&Device::ALL).into_iter();
     let selected = all.find(|one| one.name() == name);
     let selected = selected.with_context(|| format!("no check is called {name}"))?;
-    let found = match (&selected.check.run, selected.device) {
-        (Run::Machine(run), _) => run(&plan),
-        (Run::Each(_, run), Some(device)) => run(&plan, device),
-        (Run::Each(..), None) => unreachable!("it was selected for a device"),
-    };
+    let found = (selected.check.run)(&plan, selected.device);
     match spoil {
         Some(spoil) => finds(spoil, found),
         None => found,
@@ -341,7 +345,7 @@ mod tests {
         assert!(
             short.contains(&"virtio-net/foreign".to_owned()) && short.contains(&"veth/no-driver".to_owned())
         );
-        assert!(!short.contains(&"boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
+        assert!(!short.contains(&"igb/boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
         let named = of(|list| list == List::Named);
         let waits = ["igb/waits", "virtio-net/waits"];
         assert_eq!(named, waits);
@@ -354,7 +358,8 @@ mod tests {
         assert_eq!(
             names(&[], two).unwrap(),
             [
-                "boot",
+                "igb/boot",
+                "virtio-net/boot",
                 "igb/transfer",
                 "virtio-net/transfer",
                 "igb/bind-zerocopy",
@@ -364,8 +369,8 @@ mod tests {
         assert_eq!(names(&["transfer"], &Device::ALL).unwrap().len(), 3);
         assert_eq!(names(&["veth"], &Device::ALL).unwrap(), ["veth/transfer"]);
         assert_eq!(
-            names(&["igb/bind-zerocopy", "boot"], two).unwrap(),
-            ["boot", "igb/bind-zerocopy"]
+            names(&["igb/bind-zerocopy", "igb/boot"], two).unwrap(),
+            ["igb/boot", "igb/bind-zerocopy"]
         );
         let error = names(&["veth/transfer"], two).unwrap_err().to_string();
         assert!(

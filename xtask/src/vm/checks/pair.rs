@@ -1,12 +1,13 @@
 //! Two hosts on the two devices of a kind, and LM's programs on them.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Lone, Program, ip, middle, until};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, ip, middle, until};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::guest::cards;
@@ -19,6 +20,8 @@ const STEERING_FOLDER: &str = "/run/lm/steering";
 pub(super) const LANDING_QUEUE: u32 = 1;
 /// With so many queues igb has one NAPI instance for both ways of each.
 const SHARING_QUEUES: u32 = 5;
+/// Address of a sender in a bed's box.
+const FURTHER_SENDER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
 /// How long a card may take to begin anew.
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -199,48 +202,31 @@ pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
     Ok(bed)
 }
 
-/// One more host behind a bed's box, whose address ends in this number. Nothing passes until [`join`].
-pub(super) fn further_sender(bed: &Bed, number: u8) -> Result<Lone> {
-    let (further, right) = (Lone::new()?, bed.right());
-    let address = format!("198.18.0.{number}");
-    let middle = bed.middle().context("a bed with a box")?;
-    let link = format!(
-        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {} netns {} numrxqueues 2 \
-            numtxqueues 2",
-        further.host().name(),
-        port(number),
-        middle.name()
-    );
-    ip::batch(None, &[link]).context("cannot make a further sender's link")?;
-    further.host().switch_segmentation_offloads(false)?;
-    (further.host()).set_features(&[("tx-checksum-ip-generic", false)])?;
-    let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
-    let neighbour =
-        |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
-    further.configure(&[
-        "link set lo up".to_owned(),
-        format!("addr add {address}/24 dev {INTERFACE}"),
-        format!("link set {INTERFACE} up"),
-        neighbour(right.address().to_string(), mac(right)?),
-    ])?;
-    ip::batch(Some(right.name()), &[neighbour(address, mac(further.host())?)])?;
-    Ok(further)
-}
-
-/// The box's interface towards a further sender.
-fn port(number: u8) -> String {
-    format!("more{number}")
-}
-
-/// A bridge in the box joins both hosts and the further senders of these numbers.
-pub(super) fn join(bed: &Bed, further: impl IntoIterator<Item = u8>) -> Result<()> {
-    let ports = [middle::LEFT, middle::RIGHT].map(str::to_owned).into_iter();
-    let ports = ports.chain(further.into_iter().map(port));
-    let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
+/// One more sender, in the namespace of a bed's box, and a bridge that joins it and both hosts.
+pub(super) fn further_sender(bed: &Bed) -> Result<&Host> {
+    let (further, right) = (bed.middle().context("a bed with a box")?, bed.right());
+    let queues = "numrxqueues 2 numtxqueues 2";
+    let mut commands = vec![
+        format!("link add {INTERFACE} {queues} type veth peer name further {queues}"),
+        "link add bridge type bridge mcast_snooping 0".to_owned(),
+    ];
+    let ports = [middle::LEFT, middle::RIGHT, "further"];
     commands.extend(ports.map(|port| format!("link set {port} master bridge up")));
     commands.push("link set bridge up".to_owned());
-    let middle = bed.middle().context("a bed with a box")?;
-    ip::batch(Some(middle.name()), &commands).context("cannot make the bridge")
+    commands.push(format!("addr add {FURTHER_SENDER}/24 dev {INTERFACE}"));
+    commands.push(format!("link set {INTERFACE} up"));
+    ip::batch(Some(further.name()), &commands).context("cannot make a further sender's link")?;
+    further.switch_segmentation_offloads(false)?;
+    further.set_features(&[("tx-checksum-ip-generic", false)])?;
+    for (host, address, other) in [
+        (further, right.address(), right),
+        (right, FURTHER_SENDER, further),
+    ] {
+        let mac = other.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
+        let line = format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
+        ip::batch(Some(host.name()), &[line])?;
+    }
+    Ok(further)
 }
 
 /// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::card::LmBench;
+use super::card::lm_bench_compare;
 use super::pair::{Pair, await_link, lm_bench, share_instances};
 use crate::bed::{Bed, Host, until};
 use crate::ends::Ends;
@@ -85,9 +85,9 @@ fn beside_a_socket(pair: &Pair) -> Result<()> {
 fn measure(bed: &Bed) -> Result<[u64; 2]> {
     let hosts = [bed.left(), bed.right()];
     let before = [taken(hosts[0])?, taken(hosts[1])?];
-    let bench = LmBench::serve(bed, LIMIT)?;
     for (systems, line) in COMMANDS {
-        let (ended, report) = bench.run(systems, &format!("{line} --rounds 1 --mode zero-copy"))?;
+        let options = format!("{line} --rounds 1 --mode zero-copy");
+        let (ended, report) = lm_bench_compare(bed, LIMIT, systems, &options)?;
         ensure!(ended.status.success(), "{line}: {}", ended.stderr.trim());
         ensure!(
             report["failures"].as_array().is_none_or(Vec::is_empty),
@@ -95,7 +95,6 @@ fn measure(bed: &Bed) -> Result<[u64; 2]> {
             report["failures"]
         );
     }
-    bench.stop()?;
     Ok([taken(hosts[0])? - before[0], taken(hosts[1])? - before[1]])
 }
 

@@ -1,24 +1,22 @@
 //! A sender that falls silent in the middle of a message while another one waits for its place.
 //!
 //! ```text
-//!   left  198.18.0.1  veth ──┐  namespace of the box
-//!                            ├── bridge ── card ─────── card  198.18.0.2  right
-//!   lone  198.18.0.3  veth ──┘
+//!   left     198.18.0.1  veth ──┐
+//!                               ├── bridge ── card ─────── card  198.18.0.2  right
+//!   the box  198.18.0.3  veth ──┘
 //! ```
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::ends::await_stream;
-use super::pair::{Pair, further_sender, join};
+use super::pair::{Pair, further_sender};
 use super::transfer::Source;
 use crate::bed::leftovers::temporary_folder;
 use crate::content;
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
 
-/// The last byte of the second sender's address.
-const SECOND: u8 = 3;
 /// A message that takes seconds, and one that is sent in many messages, for longer than nobody has a place.
 const LENS: [u64; 2] = [8 << 20, 4 << 20];
 /// Messages of the second sender.
@@ -28,8 +26,7 @@ const MESSAGES: u64 = 64;
 /// and lands; the first one, when it goes on, brings the rest of its message to the end without a place.
 pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::with_box(plan, device)?;
-    let second = further_sender(&pair.bed, SECOND)?;
-    join(&pair.bed, [SECOND])?;
+    let second = further_sender(&pair.bed)?;
     let [long, short] = LENS.map(Source::new);
     let (long, short) = (long?, short?);
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stalled")?;
@@ -44,7 +41,7 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     await_stream(&pair, &mut first)?;
     first.signal(Signal::STOP);
     let other = pair.sending("lm-send --json --rate 3M --message-size 64K");
-    let other = second.host().spawn(other.arg(&short.file))?.finish();
+    let other = second.spawn(other.arg(&short.file))?.finish();
     ensure!(!first.has_ended()?, "it ended before it was stopped");
     first.signal(Signal::CONT);
     let other = other?.json().context("the second sender")?;

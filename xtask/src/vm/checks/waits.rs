@@ -6,9 +6,9 @@
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::card::{DRIVERS_OWN, LmBench, set_usecs};
+use super::card::{DRIVERS_OWN, lm_bench_compare, set_usecs};
 use super::pair::hosts;
-use crate::bed::{Bed, INTERFACE};
+use crate::bed::Bed;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Plan, Spoil};
 use crate::vm::qemu::Clock;
@@ -40,31 +40,20 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
         _ => &INTERVALS,
     };
     let found = intervals.iter().try_for_each(|&usecs| {
-        set_both(&bed, usecs)?;
+        set_usecs(&bed, usecs, false)?;
         measure(&bed, plan.clock)
     });
     // The card keeps its setting when the bed has gone.
-    set_both(&bed, DRIVERS_OWN)?;
+    set_usecs(&bed, DRIVERS_OWN, false)?;
     found
 }
 
-fn set_both(bed: &Bed, usecs: u32) -> Result<()> {
-    for host in [bed.left(), bed.right()] {
-        for which in ["rx-usecs", "tx-usecs"] {
-            set_usecs(host, INTERFACE, which, usecs)?;
-        }
-    }
-    Ok(())
-}
-
 fn measure(bed: &Bed, clock: Clock) -> Result<()> {
-    let bench = LmBench::serve(bed, LIMIT)?;
     let sizes = SIZES.map(|size| size.to_string()).join(",");
     let line = format!(
         "--tasks round-trips --rounds 1 --sizes {sizes} --count {ROUND_TRIPS} --seconds 5 --mode zero-copy"
     );
-    let (ended, report) = bench.run(&SYSTEMS.join(","), &line)?;
-    bench.stop()?;
+    let (ended, report) = lm_bench_compare(bed, LIMIT, &SYSTEMS.join(","), &line)?;
     ensure!(ended.status.success(), "{line}: {}", ended.stderr.trim());
     judge(&report, clock)
 }
