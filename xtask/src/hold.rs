@@ -3,10 +3,9 @@
 use anyhow::Result;
 use lm_measure::rate::BitRate;
 
-use crate::bed::daemons::NOBODY;
-use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Port, leftovers};
+use crate::bed::daemons::{Ground, NOBODY};
+use crate::bed::{Bed, BedConfig, Cluster, ClusterConfig, Host, INTERFACE, Impairments, Port, leftovers};
 use crate::machine::two_cores;
-use crate::run::cluster;
 use crate::workspace::Programs;
 
 /// Senders at a switch with a slow port: those of SS-RTUDP, figure 10.
@@ -75,45 +74,63 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     } else {
         ""
     };
-    let capacity = arguments.port.map(|_| bed.capacity()).transpose()?;
-    println!("{} hosts, joined by {INTERFACE}{joined}:", hosts.len());
-    for host in hosts {
-        println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
-    }
-    if let (Some(capacity), Some(port)) = (capacity, arguments.port) {
-        let (address, mtu) = (bed.right().address(), arguments.mtu);
+    show(hosts, &format!(", joined by {INTERFACE}{joined}"));
+    if let Some(port) = arguments.port {
         println!(
-            "The switch's port towards {address} passes {capacity:.0} packets of {mtu} bytes a second (measured) and \
-                keeps {}.",
+            "The switch's port towards {} passes {:.0} packets of {} bytes a second (measured) and keeps {}.",
+            bed.right().address(),
+            bed.capacity()?,
+            arguments.mtu,
             port.frames
         );
     }
-    println!("Ctrl-C removes them.");
-    leftovers::wait_for_signal()
+    keep()
 }
 
 fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
-    let programs = with_daemons.then(Programs::build).transpose()?;
-    let ground = cluster::ground(programs.as_ref(), hosts)?;
-    println!("{hosts} hosts on one switch, joined by {INTERFACE}:");
-    for host in ground.cluster.hosts() {
+    let how = format!(" on one switch, joined by {INTERFACE}");
+    if !with_daemons {
+        let cluster = Cluster::new(&ClusterConfig {
+            hosts,
+            ..ClusterConfig::default()
+        })?;
+        show(cluster.hosts(), &how);
+        keep()
+    }
+    let ground = Ground::new(&Programs::build()?, "cluster", hosts)?;
+    let hosts = ground.cluster.hosts();
+    show(hosts, &how);
+    println!("each has an admission daemon, which lets user {NOBODY} in, for example:");
+    for (host, what) in [
+        (
+            &hosts[1],
+            "lm-recv -i lm0 --count 1 --output /dev/null".to_owned(),
+        ),
+        (
+            &hosts[0],
+            format!("lm-send -i lm0 --to {} FILE", hosts[1].address()),
+        ),
+    ] {
+        println!(
+            "  ip netns exec {} setpriv --reuid {NOBODY} --clear-groups {} --admission {}",
+            host.name(),
+            ground.daemons.tool(&what).display(),
+            ground.daemons.socket(host).display()
+        );
+    }
+    keep()
+}
+
+fn show<'a>(hosts: impl IntoIterator<Item = &'a Host, IntoIter: ExactSizeIterator>, how: &str) {
+    let hosts = hosts.into_iter();
+    println!("{} hosts{how}:", hosts.len());
+    for host in hosts {
         println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
     }
-    if let Some(daemons) = &ground.daemons {
-        let (to, from) = (&ground.cluster.hosts()[1], &ground.cluster.hosts()[0]);
-        println!("each has an admission daemon, which lets user {NOBODY} in, for example:");
-        for (host, what) in [
-            (to, "lm-recv -i lm0 --count 1 --output /dev/null".to_owned()),
-            (from, format!("lm-send -i lm0 --to {} FILE", to.address())),
-        ] {
-            println!(
-                "  ip netns exec {} setpriv --reuid {NOBODY} --clear-groups {}/{what} --admission {}",
-                host.name(),
-                daemons.folder().display(),
-                daemons.socket(host).display()
-            );
-        }
-    }
+}
+
+/// Until Ctrl-C.
+fn keep() -> ! {
     println!("Ctrl-C removes them.");
     leftovers::wait_for_signal()
 }

@@ -68,18 +68,10 @@ pub struct Arguments {
     /// The admission between hosts instead of the data path.
     #[arg(long, conflicts_with = "kernel")]
     admission: bool,
-    /// Killed daemons and programs in a cluster of hosts.
-    #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"])]
-    cluster: bool,
-    /// With --cluster: how many hosts.
-    #[arg(long, default_value_t = 16, requires = "cluster", value_parser = clap::value_parser!(u32).range(2..=64))]
-    hosts: u32,
-    /// With --cluster: for so many seconds.
-    #[arg(long, default_value_t = 60, requires = "cluster", value_parser = clap::value_parser!(u32).range(5..=3600))]
-    seconds: u32,
-    /// With --cluster: no daemons; programs embed the admission, as root.
-    #[arg(long, requires = "cluster")]
-    embedded: bool,
+    /// Killed daemons and programs in a cluster of 16 hosts, for so many seconds.
+    #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"], value_name = "SECONDS", num_args = 0..=1)]
+    #[arg(default_missing_value = "60", value_parser = clap::value_parser!(u32).range(5..=3600))]
+    cluster: Option<u32>,
     /// The tests' long loops in full instead.
     #[arg(long, conflicts_with_all = ["seeds", "admission", "cluster", "kernel", "with"])]
     long: bool,
@@ -96,13 +88,8 @@ pub struct Arguments {
 
 /// Runs `cargo xtask soak`.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    if arguments.cluster {
-        return cluster::run(&cluster::Trouble {
-            hosts: arguments.hosts,
-            seconds: arguments.seconds,
-            seed: arguments.from,
-            embedded: arguments.embedded,
-        });
+    if let Some(seconds) = arguments.cluster {
+        return cluster::run(seconds, arguments.from);
     }
     if arguments.long {
         return long_loops();

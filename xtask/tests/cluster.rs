@@ -1,7 +1,7 @@
 //! A cluster with daemons: programs without privileges send to each other, a host that speaks the daemons' protocol is
 //! granted sessions, and what must not be believed is not.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 use xtask::bed::daemons::{self, Daemons, NOBODY};
@@ -17,19 +17,7 @@ fn skipped(why: &str) {
     println!("SKIPPED: {why}");
 }
 
-/// A folder that goes when the test ends, in whatever way.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-struct Ground {
-    made: daemons::Ground,
-    _folder: Folder,
-}
+struct Ground(daemons::Ground);
 
 impl Ground {
     /// Hosts with daemons, of the programs that `cargo xtask test` builds before the tests.
@@ -46,20 +34,17 @@ impl Ground {
             skipped("the tools are not built; cargo build -p lm-bench -p lm-admission --bins");
             return None;
         }
-        let folder = PathBuf::from(format!("/run/lm-test-{purpose}-{}", std::process::id()));
-        let made = daemons::Ground::new(Some(&Programs::in_folder(built)), &folder, hosts).unwrap();
-        Some(Ground {
-            made,
-            _folder: Folder(folder),
-        })
+        let programs = Programs::in_folder(built);
+        let ground = daemons::Ground::new(&programs, &format!("test-{purpose}"), hosts);
+        Some(Ground(ground.unwrap()))
     }
 
     fn hosts(&self) -> &[Host] {
-        self.made.cluster.hosts()
+        self.0.cluster.hosts()
     }
 
     fn daemons(&self) -> &Daemons {
-        self.made.daemons.as_ref().unwrap()
+        &self.0.daemons
     }
 
     fn spawn(&self, host: &Host, tool: &str, line: &str) -> Program {

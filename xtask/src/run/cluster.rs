@@ -1,106 +1,71 @@
 //! `cargo xtask run --hosts N`: all to all on a cluster, every byte compared.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::slice::from_ref;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lm_measure::size::{self, ByteSize};
+use lm_measure::size;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-use super::Arguments;
 use crate::bed::daemons::{Ground, NOBODY};
-use crate::bed::{Host, INTERFACE, Launch};
-use crate::machine::{cores, describe};
+use crate::bed::{Host, INTERFACE, Launch, Program};
+use crate::machine::cores;
 use crate::workspace::Programs;
 
-/// Length of messages unless another one is wanted.
+/// Length of messages.
 const MESSAGE_LEN: u64 = 64 << 10;
+/// How long each program sends in the demonstration.
+const SECONDS: f64 = 5.0;
 /// Sessions may wait for others, and the last messages for their confirmation, on a machine that is busy with all
 /// hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What each host's program does.
-#[derive(Clone, Debug)]
-pub(crate) struct Exchange {
-    /// Length of each message, in bytes.
-    pub message_len: u64,
-    /// How long each sends.
-    pub seconds: f64,
-    /// Decides contents.
-    pub seed: u64,
-    /// How often the host's program was started before.
-    pub life: u32,
-}
-
-/// `hosts` hosts, with daemons of these programs; without, programs embed the admission.
-pub(crate) fn ground(daemons: Option<&Programs>, hosts: u32) -> Result<Ground> {
-    let folder = PathBuf::from(format!("/run/lm-cluster-{}", std::process::id()));
-    Ground::new(daemons, &folder, hosts)
-}
-
-/// Who the programs are, and whom they ask.
-pub(crate) fn describe_programs(ground: &Ground) -> String {
-    match &ground.daemons {
-        Some(_) => format!("user {NOBODY}, without privileges, by the daemon of each host"),
-        None => "root, with the admission embedded".to_owned(),
-    }
-}
-
-impl Exchange {
-    /// The program of one of `hosts`.
-    pub(crate) fn launch(&self, programs: &Programs, ground: &Ground, host: &Host) -> Launch {
-        let (tool, admission) = match &ground.daemons {
-            Some(daemons) => (daemons.tool("lm-check"), daemons.socket(host).into_os_string()),
-            None => (programs.path("lm-check"), "embedded".into()),
-        };
-        let hosts = ground.cluster.hosts();
-        let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
-        let limit = Duration::from_secs_f64(self.seconds) + 3 * PATIENCE;
-        let launch = Launch::new(tool)
-            .args(["--time-limit", &limit.as_secs_f64().to_string()])
-            .args(["exchange", "--interface", INTERFACE, "--idle", "default"])
-            .args(["--peers", &peers.join(",")])
-            .args(["--message-size", &self.message_len.to_string()])
-            .args(["--seconds", &self.seconds.to_string()])
-            .args(["--patience", &PATIENCE.as_secs_f64().to_string()])
-            .args(["--seed", &self.seed.to_string()])
-            .args(["--life", &self.life.to_string()])
-            .arg("--admission")
-            .arg(admission)
-            .time_limit(limit);
-        match ground.daemons {
-            Some(_) => launch.user(NOBODY),
-            None => launch,
-        }
-    }
+/// Starts a host's program, which sends to all others for so long. Seed decides contents; `life`: how often it was
+/// started before.
+pub(crate) fn exchange(
+    ground: &Ground,
+    host: &Host,
+    seconds: f64,
+    [seed, life]: [u64; 2],
+) -> Result<Program> {
+    let hosts = ground.cluster.hosts().iter();
+    let peers: Vec<String> = hosts.map(|host| host.address().to_string()).collect();
+    let limit = Duration::from_secs_f64(seconds) + 3 * PATIENCE;
+    let line = format!(
+        "--time-limit {} exchange --interface {INTERFACE} --idle default --peers {} --message-size {MESSAGE_LEN} \
+         --seconds {seconds} --patience {} --seed {seed} --life {life} --admission",
+        limit.as_secs_f64(),
+        peers.join(","),
+        PATIENCE.as_secs_f64()
+    );
+    let launch = Launch::new(ground.daemons.tool("lm-check"))
+        .args(line.split_whitespace())
+        .arg(ground.daemons.socket(host))
+        .user(NOBODY)
+        .time_limit(limit);
+    host.spawn(launch)
 }
 
 /// Runs the command.
-pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Result<Value> {
-    let exchange = Exchange {
-        message_len: arguments.message_size.map_or(MESSAGE_LEN, ByteSize::bytes),
-        seconds: arguments.seconds,
-        seed: 1,
-        life: 0,
-    };
-    ensure!(exchange.message_len > 0, "messages have 1 byte at least");
-    let ground = ground((!arguments.embedded).then_some(programs), hosts)?;
-    let cluster = &ground.cluster;
+pub(super) fn run(hosts: u32, programs: &Programs) -> Result<Value> {
+    let ground = Ground::new(programs, "cluster", hosts)?;
+    let cluster = ground.cluster.hosts();
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",
-        cluster.hosts()[0].address(),
-        cluster.hosts()[hosts as usize - 1].address(),
+        cluster[0].address(),
+        cluster[hosts as usize - 1].address(),
         cores()
     );
     println!(
-        "messages   {} each, for {} s from every host to every other one",
-        size::exact(exchange.message_len),
-        exchange.seconds
+        "messages   {} each, for {SECONDS} s from every host to every other one",
+        size::exact(MESSAGE_LEN)
     );
-    println!("programs   {}", describe_programs(&ground));
-    let reports = exchange_all(&ground, programs, &exchange)?;
+    println!("programs   user {NOBODY}, without privileges, by the daemon of each host");
+    let start = |host| exchange(&ground, host, SECONDS, [1, 0]);
+    let running: Vec<Program> = cluster.iter().map(start).collect::<Result<_>>()?;
+    let reports = reports(running, |_| ())?;
     let pairs = check(&reports)?;
     println!("\n{}", table(&reports)?);
     println!(
@@ -109,29 +74,23 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         sum(&reports, "from", "messages")
     );
     Ok(json!({
-        "suite": "run",
         "kind": "all to all",
-        "machine": describe(),
         "hosts": hosts,
-        "message_bytes": exchange.message_len,
-        "seconds": exchange.seconds,
-        "embedded": arguments.embedded,
+        "message_bytes": MESSAGE_LEN,
+        "seconds": SECONDS,
         "reports": reports,
     }))
 }
 
-/// Runs the programs of all hosts at once; their reports.
-fn exchange_all(ground: &Ground, programs: &Programs, exchange: &Exchange) -> Result<Vec<Value>> {
-    let mut running = Vec::new();
-    for host in ground.cluster.hosts() {
-        running.push(host.spawn(exchange.launch(programs, ground, host))?);
-    }
+/// Waits until all messages are confirmed, and ends the programs: their reports. What each has said, `heard` is told.
+pub(crate) fn reports(mut running: Vec<Program>, mut heard: impl FnMut(&str)) -> Result<Vec<Value>> {
     for program in &mut running {
         program.await_text("done")?;
     }
     // Only now: until here each may have had to confirm what others sent.
     let ended = running.into_iter().map(|program| {
         let output = program.stop()?;
+        heard(&output.stderr);
         output.json().with_context(|| {
             let last = output.stderr.lines().last().unwrap_or("nothing").to_owned();
             format!("lm-check exchange ended without a report and said {last}")
@@ -150,15 +109,15 @@ fn check(reports: &[Value]) -> Result<usize> {
             "{own} was given wrong messages: {}",
             report["faults_named"]
         );
-        for from in array(report, "from")? {
+        for from in peers(from_ref(report), "from") {
             delivered.insert((address(from)?, own), from["messages"].as_u64());
         }
     }
     let mut pairs = 0;
     for report in reports {
         let own = address(report)?;
-        for to in array(report, "to")? {
-            let (to, sent) = (address(to)?, to);
+        for sent in peers(from_ref(report), "to") {
+            let to = address(sent)?;
             let came = delivered.get(&(own, to)).copied().flatten().unwrap_or(0);
             let number = |name: &str| sent[name].as_u64().unwrap_or(0);
             // Of those whose session ended early some may have come.
@@ -171,6 +130,10 @@ fn check(reports: &[Value]) -> Result<usize> {
             pairs += 1;
         }
     }
+    ensure!(
+        pairs == reports.len() * (reports.len() - 1),
+        "{pairs} pairs reported"
+    );
     Ok(pairs)
 }
 
@@ -187,21 +150,16 @@ fn table(reports: &[Value]) -> Result<Table> {
         "landed by redirect",
     ]);
     let mut row = |name: &str, some: &[Value]| {
-        let number = |name: &str| {
-            some.iter()
-                .filter_map(|report| report[name].as_u64())
-                .sum::<u64>()
-        };
+        let number = |name: &str| some.iter().filter_map(|one| one[name].as_u64()).sum::<u64>();
         let rate = |way: &str| {
             let of = |one: &Value| {
-                let seconds = one["seconds"]
-                    .as_f64()
-                    .filter(|&seconds| seconds > 0.0)
-                    .unwrap_or(1.0);
-                sum(std::slice::from_ref(one), way, "bytes") as f64 * 8.0 / seconds / 1e6
+                let seconds = one["seconds"].as_f64().filter(|&seconds| seconds > 0.0);
+                sum(from_ref(one), way, "bytes") as f64 * 8.0 / seconds.unwrap_or(1.0) / 1e6
             };
             format!("{:.0}", some.iter().map(of).sum::<f64>())
         };
+        let [landed, others] = ["fragments_landed", "fragments_one_copy"].map(number);
+        let share = 100.0 * landed as f64 / (landed + others) as f64;
         table.row([
             name.to_owned(),
             sum(some, "to", "messages").to_string(),
@@ -210,52 +168,31 @@ fn table(reports: &[Value]) -> Result<Table> {
             rate("from"),
             sum(some, "to", "failed").to_string(),
             number("retransmissions").to_string(),
-            share([number("fragments_landed"), number("fragments_one_copy")]),
+            format!("{share:.2} %"),
         ]);
     };
     for report in reports {
-        row(address(report)?, std::slice::from_ref(report));
+        row(address(report)?, from_ref(report));
     }
     row("all", reports);
     Ok(table)
 }
 
-/// The first of two counts as a part of both.
-fn share([landed, others]: [u64; 2]) -> String {
-    match landed + others {
-        0 => "–".to_owned(),
-        sum => format!("{:.2} %", landed as f64 * 100.0 / sum as f64),
-    }
+/// What reports say of peers, `to` or `from` them.
+pub(crate) fn peers<'a>(reports: &'a [Value], way: &'a str) -> impl Iterator<Item = &'a Value> {
+    let lists = reports.iter().filter_map(move |report| report[way].as_array());
+    lists.flatten()
 }
 
 /// The sum of a number over all peers of all reports.
 pub(crate) fn sum(reports: &[Value], way: &str, name: &str) -> u64 {
-    let peers = reports
-        .iter()
-        .filter_map(|report| report[way].as_array())
-        .flatten();
-    peers.filter_map(|peer| peer[name].as_u64()).sum()
+    peers(reports, way).filter_map(|peer| peer[name].as_u64()).sum()
 }
 
-fn address(value: &Value) -> Result<&str> {
-    value["address"]
-        .as_str()
-        .context("lm-check exchange reported no address")
-}
-
-fn array<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
-    value[name]
-        .as_array()
-        .with_context(|| format!("lm-check exchange reported no {name}"))
-}
-
-/// Seconds that a run may last.
-pub(crate) fn parse_seconds(text: &str) -> Result<f64> {
-    let seconds = text
-        .parse()
-        .ok()
-        .filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.context("write a number of seconds from 0.1 to 3600")
+/// Whose report it is, or which peer it is about.
+pub(crate) fn address(value: &Value) -> Result<&str> {
+    let address = value["address"].as_str();
+    address.context("lm-check exchange reported no address")
 }
 
 #[cfg(test)]

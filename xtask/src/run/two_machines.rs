@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Arguments, Content, TRANSFER_LIMIT, result, send_options, tool_options, transfer_line};
+use super::{Arguments, Content, show_transfer};
 use crate::bed::Launch;
 use crate::machine::two_cores;
 use crate::workspace::Programs;
@@ -22,61 +22,38 @@ const COMPARE_LIMIT: Duration = Duration::from_secs(3600);
 pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: &Programs) -> Result<Value> {
     let to = resolve(peer)?;
     let ours = address_towards(to)?;
-    let content = Content::make(arguments)?;
+    let content = Content::make(arguments.size)?;
     println!(
         "The other machine needs lm-recv and lm-bench: `cargo xtask dist` makes a tarball that runs without Rust.\n\
          IF stands for its interface towards this machine."
     );
-    let mode: String = tool_options(arguments)
-        .iter()
-        .map(|word| format!(" {word}"))
-        .collect();
     ask(&[
-        format!("lm-recv --interface IF{mode} --allow {ours} --count 1 --output received --force"),
-        "sha256sum received".to_owned(),
+        &format!("lm-recv --interface IF --allow {ours} --count 1 --output received --force"),
+        "sha256sum received",
     ])?;
-    let core = two_cores()[0];
-    let send = Launch::new(programs.path("lm-send"))
-        .core(core)
-        .time_limit(TRANSFER_LIMIT)
-        .args(["--interface", interface, "--json", "--to", peer])
-        .args(send_options(arguments))
-        .arg(&content.path);
-    let first = send.spawn()?.finish()?.json().context("lm-send --json")?;
-    println!("transfer   {}", transfer_line(&first));
+    let send = content.sender(programs, interface, peer);
+    let sent = send.spawn()?.finish()?.json().context("lm-send --json")?;
+    show_transfer(&sent);
     println!("to check   sha256sum over there must say {}", content.sha256);
 
-    ask(&[format!("lm-bench serve --bind 0.0.0.0:7170 --allow {ours}")])?;
+    ask(&[&format!("lm-bench serve --bind 0.0.0.0:7170 --allow {ours}")])?;
     let kept = content.folder.join("compare.json");
+    let (core, rounds) = (two_cores()[0].to_string(), arguments.rounds.to_string());
     let compare = Launch::new(programs.path("lm-bench"))
         .args(["compare", peer, "--systems", SYSTEMS])
-        .args([
-            "--core",
-            &core.to_string(),
-            "--rounds",
-            &arguments.rounds.to_string(),
-        ])
-        .args(tool_options(arguments))
-        .arg("--json")
+        .args(["--core", &core, "--rounds", &rounds, "--json"])
         .arg(&kept)
         .time_limit(COMPARE_LIMIT);
     print!("{}", compare.spawn()?.finish_aloud()?.stdout);
-    let report = std::fs::read(&kept).context("cannot read what lm-bench compare kept")?;
-    let report = serde_json::from_slice(&report).context("what lm-bench compare kept is no JSON")?;
-    Ok(result(
-        "two machines",
-        &content,
-        json!({"send": first}),
-        vec![report],
-    ))
+    let compared = std::fs::read_to_string(&kept).context("cannot read what lm-bench compare kept")?;
+    content.result("two machines", json!({"send": sent}), &compared)
 }
 
 /// The peer's IPv4 address and data port.
 fn resolve(peer: &str) -> Result<SocketAddrV4> {
-    let found = (peer, DATA_PORT)
-        .to_socket_addrs()
-        .with_context(|| format!("cannot find the host {peer}"))?;
-    let ipv4 = found.into_iter().find_map(|address| match address {
+    let found = (peer, DATA_PORT).to_socket_addrs();
+    let mut found = found.with_context(|| format!("cannot find the host {peer}"))?;
+    let ipv4 = found.find_map(|address| match address {
         SocketAddr::V4(address) => Some(address),
         SocketAddr::V6(_) => None,
     });
@@ -92,7 +69,7 @@ fn address_towards(to: SocketAddrV4) -> Result<IpAddr> {
 }
 
 /// Says what to start on the other machine and waits for Enter. Without a terminal it goes on at once.
-fn ask(commands: &[String]) -> Result<()> {
+fn ask(commands: &[&str]) -> Result<()> {
     println!("\nStart on the other machine (Ctrl-C there whatever still runs):");
     for command in commands {
         println!("    {command}");

@@ -4,35 +4,28 @@
 //! that nothing that a killed one saw is forgotten. At the end all that live have reached each other again, and when
 //! the programs have gone nothing may be left: no session, no place in a gate, no descriptor, no memory.
 
+use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::kernel::Dice;
-use crate::bed::daemons::Ground;
+use crate::bed::daemons::{Ground, NOBODY};
 use crate::bed::{Host, Program, require_root, until};
 use crate::machine::status_kib;
-use crate::run::cluster::{self, Exchange, PATIENCE, sum};
+use crate::run::cluster::{address, exchange, peers, reports, sum};
 use crate::workspace::Programs;
 
-/// Length of messages.
-const MESSAGE_LEN: u64 = 64 << 10;
+/// Hosts, each with a daemon and a program.
+const HOSTS: u32 = 16;
 /// A lease, and the time in which places of a gate get quiet, on a machine that is busy with all hosts.
 const END_LIMIT: Duration = Duration::from_secs(5 + 10);
 /// A daemon may have so many descriptors more than before: those of its own start, when it took another's things over.
 const DESCRIPTORS_MORE: u64 = 4;
 /// Memory that allocators keep may move so far, in KiB.
 const MEMORY_MORE_KIB: u64 = 4096;
-
-/// What is to happen.
-pub(super) struct Trouble {
-    pub(super) hosts: u32,
-    pub(super) seconds: u32,
-    pub(super) seed: u64,
-    pub(super) embedded: bool,
-}
 
 /// Descriptors and resident memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,11 +35,10 @@ struct Size {
 }
 
 /// The programs of all hosts, and what those that were killed said.
-struct Life<'a> {
+struct Life {
     ground: Ground,
-    programs: &'a Programs,
     exchanges: Vec<Program>,
-    lives: Vec<u32>,
+    lives: [u64; HOSTS as usize],
     seed: u64,
     end: Instant,
     faults: Vec<String>,
@@ -54,45 +46,40 @@ struct Life<'a> {
 }
 
 /// Runs the soak.
-pub(super) fn run(trouble: &Trouble) -> Result<()> {
+pub(super) fn run(seconds: u32, seed: u64) -> Result<()> {
     require_root("make network namespaces")?;
-    let programs = Programs::build()?;
-    let ground = cluster::ground((!trouble.embedded).then_some(&programs), trouble.hosts)?;
+    let ground = Ground::new(&Programs::build()?, "cluster", HOSTS)?;
     println!(
-        "{} hosts on one switch, all to all for {} s with seed {}; programs: {}",
-        trouble.hosts,
-        trouble.seconds,
-        trouble.seed,
-        cluster::describe_programs(&ground)
+        "{HOSTS} hosts on one switch, all to all for {seconds} s with seed {seed}; programs: user {NOBODY}, without \
+            privileges, by the daemon of each host"
     );
-    let fresh = sizes(&ground)?;
+    let started = Instant::now();
     let mut life = Life {
-        lives: vec![0; trouble.hosts as usize],
+        lives: [0; HOSTS as usize],
         exchanges: Vec::new(),
         ground,
-        programs: &programs,
-        seed: trouble.seed,
-        end: Instant::now() + Duration::from_secs(trouble.seconds.into()),
+        seed,
+        end: started + Duration::from_secs(seconds.into()),
         faults: Vec::new(),
         killed: [0; 2],
     };
-    for at in 0..trouble.hosts as usize {
+    let fresh = life.sizes("at the start")?;
+    for at in 0..HOSTS as usize {
         let program = life.start(at)?;
         life.exchanges.push(program);
     }
-    let mut dice = Dice(trouble.seed);
-    let started = Instant::now();
-    let mut middle = Vec::new();
-    for second in 1..trouble.seconds {
+    let mut dice = Dice(seed);
+    for second in 1..seconds {
         let due = started + Duration::from_secs(second.into());
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         life.kill(&mut dice)?;
-        if second == trouble.seconds / 2 {
-            middle = sizes(&life.ground)?;
+        if second == seconds / 2 {
+            life.sizes("in the middle")?;
         }
     }
-    let reports = life.finish()?;
-    let busy = sizes(&life.ground)?;
+    let programs = std::mem::take(&mut life.exchanges);
+    let reports = reports(programs, |said| life.hear(said))?;
+    life.sizes("at the end")?;
     println!(
         "killed     {} daemons and {} programs; {} messages delivered to programs that lived to the end, in {} \
             sessions",
@@ -103,83 +90,55 @@ pub(super) fn run(trouble: &Trouble) -> Result<()> {
     );
     ensure!(
         life.faults.is_empty(),
-        "{} messages were wrong, the first: {}; repeat it with --from {}",
+        "{} messages were wrong, the first: {}; repeat it with --from {seed}",
         life.faults.len(),
-        life.faults[0],
-        trouble.seed
+        life.faults[0]
     );
-    let missing = unreached(&reports);
+    let missing = unreached(&reports)?;
     ensure!(
         missing.is_empty(),
         "hosts did not reach each other again: {}",
         missing.join(", ")
     );
     await_end(&life.ground)?;
-    let idle = sizes(&life.ground)?;
-    print_sizes([&fresh, &middle, &busy, &idle]);
-    grown(&fresh, &idle)?;
+    grown(&fresh, &life.sizes("afterwards")?)?;
     leave(life.ground)?;
     println!("right      no wrong message, no session or place of a gate left, no daemon that grew");
     Ok(())
 }
 
-impl Life<'_> {
+impl Life {
     /// Starts a host's program for the time that is left.
     fn start(&self, at: usize) -> Result<Program> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        let exchange = Exchange {
-            message_len: MESSAGE_LEN,
-            seconds: left.as_secs_f64().max(0.1),
-            seed: self.seed,
-            life: self.lives[at],
-        };
+        let left = self.end.saturating_duration_since(Instant::now()).as_secs_f64();
         let host = &self.ground.cluster.hosts()[at];
-        host.spawn(exchange.launch(self.programs, &self.ground, host))
+        exchange(&self.ground, host, left.max(0.1), [self.seed, self.lives[at]])
     }
 
     /// Kills a daemon or a program, and starts it again at once.
     fn kill(&mut self, dice: &mut Dice) -> Result<()> {
-        for at in 0..self.exchanges.len() {
-            if self.exchanges[at].has_ended()? {
-                let address = self.ground.cluster.hosts()[at].address();
-                let said = self.exchanges[at].said();
-                bail!(
-                    "the program on {address} ended by itself and said {}",
-                    said.lines().last().unwrap_or("nothing")
-                );
-            }
+        let hosts = self.ground.cluster.hosts();
+        for (host, program) in hosts.iter().zip(&mut self.exchanges) {
+            still_runs("program", host, program)?;
         }
-        let at = dice.roll(self.exchanges.len() as u64) as usize;
-        let is_daemon = dice.roll(2) == 0 && self.ground.daemons.is_some();
-        eprintln!(
-            "  killed: the {} of {}",
-            if is_daemon { "daemon" } else { "program" },
-            self.ground.cluster.hosts()[at].address()
-        );
+        let at = dice.roll(HOSTS.into()) as usize;
+        let is_daemon = dice.roll(2) == 0;
+        let what = if is_daemon { "daemon" } else { "program" };
+        eprintln!("  killed: the {what} of {}", hosts[at].address());
         if is_daemon {
-            let host = &self.ground.cluster.hosts()[at];
-            let daemons = self.ground.daemons.as_ref().context("there are daemons")?;
             let running = &mut self.ground.running[at];
-            ensure!(
-                !running.has_ended()?,
-                "the daemon on {} ended by itself and said {}",
-                host.address(),
-                running.said().lines().last().unwrap_or("nothing")
-            );
-            running.signal(Signal::KILL);
+            still_runs(what, &hosts[at], running)?;
             // Its end first: the new one finds its lock free.
-            wait_for(running)?;
-            *running = daemons.spawn(host, None)?;
-            self.killed[0] += 1;
+            end(running)?;
+            *running = self.ground.daemons.spawn(&hosts[at])?;
         } else {
-            self.exchanges[at].signal(Signal::KILL);
-            wait_for(&mut self.exchanges[at])?;
+            end(&mut self.exchanges[at])?;
             self.lives[at] += 1;
             let again = self.start(at)?;
             let dead = std::mem::replace(&mut self.exchanges[at], again);
-            self.hear(&dead.outcome()?.stderr);
-            self.killed[1] += 1;
+            self.hear(&dead.said());
         }
+        self.killed[usize::from(!is_daemon)] += 1;
         Ok(())
     }
 
@@ -188,62 +147,61 @@ impl Life<'_> {
         self.faults.extend(faults.map(ToOwned::to_owned));
     }
 
-    /// Waits until all messages are confirmed, and ends the programs; their reports.
-    fn finish(&mut self) -> Result<Vec<Value>> {
-        for program in &mut self.exchanges {
-            program.await_text("done")?;
+    /// The daemons' sizes, in the hosts' order, of which the largest are told.
+    fn sizes(&mut self, when: &str) -> Result<Vec<Size>> {
+        let mut sizes = Vec::new();
+        for (host, program) in self.ground.cluster.hosts().iter().zip(&mut self.ground.running) {
+            // It may have been killed a moment ago.
+            self.ground.daemons.await_ready(host, program)?;
+            let [memory_kib] = status_kib(program.id(), ["VmRSS"])?;
+            sizes.push(Size {
+                descriptors: std::fs::read_dir(format!("/proc/{}/fd", program.id()))?.count() as u64,
+                memory_kib,
+            });
         }
-        let mut reports = Vec::new();
-        for program in std::mem::take(&mut self.exchanges) {
-            let output = program.stop()?;
-            self.hear(&output.stderr);
-            reports.push(
-                output
-                    .json()
-                    .context("lm-check exchange ended without a report")?,
-            );
-        }
-        Ok(reports)
+        let most = |of: fn(&Size) -> u64| sizes.iter().map(of).max().unwrap_or(0);
+        let (descriptors, memory) = (most(|size| size.descriptors), most(|size| size.memory_kib));
+        println!("daemons    {when}: {descriptors} descriptors and {memory} KiB at most");
+        Ok(sizes)
     }
 }
 
-fn wait_for(dying: &mut Program) -> Result<()> {
+fn still_runs(what: &str, host: &Host, program: &mut Program) -> Result<()> {
+    ensure!(
+        !program.has_ended()?,
+        "the {what} on {} ended by itself and said {}",
+        host.address(),
+        program.said().lines().last().unwrap_or("nothing")
+    );
+    Ok(())
+}
+
+fn end(program: &mut Program) -> Result<()> {
+    program.signal(Signal::KILL);
     until("a killed program ends", Duration::from_secs(10), || {
-        dying.has_ended()
+        program.has_ended()
     })
 }
 
 /// Pairs of which the second had nothing from the first in its last life.
-fn unreached(reports: &[Value]) -> Vec<String> {
-    let name = |value: &Value| value["address"].as_str().unwrap_or("?").to_owned();
+fn unreached(reports: &[Value]) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for report in reports {
-        for to in report["to"].as_array().into_iter().flatten() {
+        for to in peers(from_ref(report), "to") {
             if to["messages"].as_u64().unwrap_or(0) == 0 {
-                missing.push(format!("{} to {}", name(report), name(to)));
+                missing.push(format!("{} to {}", address(report)?, address(to)?));
             }
         }
     }
-    missing
+    Ok(missing)
 }
 
 /// Waits until no daemon has anything of the programs any more.
 fn await_end(ground: &Ground) -> Result<()> {
-    let Some(daemons) = &ground.daemons else {
-        for host in ground.cluster.hosts() {
-            ensure!(
-                !host.has_xdp_program()?,
-                "the gate on {} outlived its program",
-                host.address()
-            );
-        }
-        return Ok(());
-    };
-    let end = Instant::now() + PATIENCE.min(END_LIMIT);
+    let end = Instant::now() + END_LIMIT;
     for host in ground.cluster.hosts() {
         loop {
-            let status = daemons.status(host)?;
-            let left = left_of(&status);
+            let left = left_of(&ground.daemons.status(host)?);
             if left.is_empty() {
                 break;
             }
@@ -286,39 +244,6 @@ fn left_of(status: &Value) -> Vec<String> {
     left.map(|(name, count)| format!("{count} {name}")).collect()
 }
 
-/// The daemons' sizes, in the hosts' order.
-fn sizes(ground: &Ground) -> Result<Vec<Size>> {
-    let mut sizes = Vec::new();
-    for (host, program) in ground.cluster.hosts().iter().zip(&ground.running) {
-        // It may have been killed a moment ago.
-        let daemons = ground.daemons.as_ref().context("there are daemons")?;
-        let end = Instant::now() + PATIENCE;
-        while let Err(error) = daemons.status(host) {
-            ensure!(Instant::now() < end, "{error:#}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let folder = format!("/proc/{}", program.id());
-        let descriptors = std::fs::read_dir(format!("{folder}/fd"))?.count() as u64;
-        let [memory_kib] = status_kib(program.id(), ["VmRSS"])?;
-        sizes.push(Size {
-            descriptors,
-            memory_kib,
-        });
-    }
-    Ok(sizes)
-}
-
-fn print_sizes(sizes: [&[Size]; 4]) {
-    for (name, sizes) in ["at the start", "in the middle", "at the end", "afterwards"]
-        .iter()
-        .zip(sizes)
-    {
-        let most = |of: fn(&Size) -> u64| sizes.iter().map(of).max().unwrap_or(0);
-        let (descriptors, memory) = (most(|size| size.descriptors), most(|size| size.memory_kib));
-        println!("daemons    {name}: {descriptors} descriptors and {memory} KiB at most");
-    }
-}
-
 /// Fails when a daemon has more than it had without programs before.
 fn grown(before: &[Size], after: &[Size]) -> Result<()> {
     for (at, (before, after)) in before.iter().zip(after).enumerate() {
@@ -343,11 +268,10 @@ fn leave(ground: Ground) -> Result<()> {
             output.stderr.lines().last().unwrap_or("nothing")
         );
     }
-    let has_gate = |host: &&Host| host.has_xdp_program().unwrap_or(true);
-    match cluster.hosts().iter().find(has_gate) {
-        Some(host) => bail!("a gate is left on {}", host.address()),
-        None => Ok(()),
+    for host in cluster.hosts() {
+        ensure!(!host.has_xdp_program()?, "a gate is left on {}", host.address());
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -389,6 +313,6 @@ mod tests {
     fn hosts_that_were_not_reached() {
         let to = |address: &str, messages: u64| json!({"address": address, "messages": messages});
         let reports = [json!({"address": "a", "to": [to("b", 1), to("c", 0)]})];
-        assert_eq!(unreached(&reports), ["a to c"]);
+        assert_eq!(unreached(&reports).unwrap(), ["a to c"]);
     }
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fates;
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, require_root};
@@ -141,49 +141,39 @@ impl Plan {
 /// What all runs together did, by name.
 type Tally = BTreeMap<&'static str, u64>;
 
-/// Runs of seeds on one bed, one after the other.
-struct Kernel {
-    bed: Bed,
-    programs: Programs,
-}
-
-impl Kernel {
-    fn run_one(&self, plan: &Plan, seed: u64, tally: &mut Tally) -> Result<()> {
-        let (bed, programs) = (&self.bed, &self.programs);
-        let [sending, receiving] = two_cores();
-        let program = programs.path("lm-check");
-        let launch = |core: usize| {
-            Launch::new(&program)
-                .args(plan.arguments(seed))
-                .core(core)
-                .time_limit(TIME_LIMIT)
-        };
-        let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
-        let read = plan.is_read.then_some("--read");
-        let mut receiver = bed.right().spawn(launch(receiving).args(read))?;
-        receiver.await_text("ready")?;
-        let patience = PATIENCE.as_secs().to_string();
-        let to = bed.right().address().to_string();
-        let sender =
-            launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
-        let sent = bed.left().spawn(sender)?.finish();
-        // The link first: after it nothing passes, so what the box sent is what the gate saw.
-        let forwarded = running.stop()?;
-        let received = receiver.stop()?;
-        ensure!(
-            received.status.success(),
-            "the receiver ended with {}: {}",
-            received.status,
-            received.stderr.trim()
-        );
-        let received = received.json().context("the receiver")?;
-        let sent = match sent {
-            Ok(output) => output.json().context("the sender")?,
-            Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
-        };
-        let judged = judge(plan, &sent, &received, &forwarded, tally);
-        judged.with_context(|| format!("sender {sent}; receiver {received}; box {forwarded}"))
-    }
+/// One run on a bed.
+fn run_one(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, tally: &mut Tally) -> Result<()> {
+    let [sending, receiving] = two_cores();
+    let launch = |core: usize| {
+        Launch::new(programs.path("lm-check"))
+            .args(plan.arguments(seed))
+            .core(core)
+            .time_limit(TIME_LIMIT)
+    };
+    let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
+    let read = plan.is_read.then_some("--read");
+    let mut receiver = bed.right().spawn(launch(receiving).args(read))?;
+    receiver.await_text("ready")?;
+    let patience = PATIENCE.as_secs().to_string();
+    let to = bed.right().address().to_string();
+    let sender = launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
+    let sent = bed.left().spawn(sender)?.finish();
+    // The link first: after it nothing passes, so what the box sent is what the gate saw.
+    let forwarded = running.stop()?;
+    let received = receiver.stop()?;
+    ensure!(
+        received.status.success(),
+        "the receiver ended with {}: {}",
+        received.status,
+        received.stderr.trim()
+    );
+    let received = received.json().context("the receiver")?;
+    let sent = match sent {
+        Ok(output) => output.json().context("the sender")?,
+        Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
+    };
+    let judged = judge(plan, &sent, &received, &forwarded, tally);
+    judged.with_context(|| format!("sender {sent}; receiver {received}; box {forwarded}"))
 }
 
 /// Runs `count` seeds from `first` on, one after the other.
@@ -202,159 +192,117 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     })?;
     // Nothing but LM's packets shall pass, so that they can be counted.
     bed.introduce()?;
-    let (kernel, mut tally) = (Kernel { bed, programs }, Tally::new());
+    let mut tally = Tally::new();
     for (done, seed) in (first..last).enumerate() {
         let plan = Plan::new(seed);
-        kernel.run_one(&plan, seed, &mut tally).with_context(|| {
+        run_one(&bed, &programs, &plan, seed, &mut tally).with_context(|| {
             format!(
                 "seed {seed} failed after {done} good ones ({plan:?}); again: cargo xtask soak --kernel 1 --from {seed}"
             )
         })?;
     }
-    let words: Vec<String> = tally
-        .iter()
-        .map(|(what, count)| format!("{what} {count}"))
-        .collect();
-    println!("{count} seeds: {}", words.join(", "));
+    let words = tally.iter().map(|(what, count)| format!("{what} {count}"));
+    println!("{count} seeds: {}", words.collect::<Vec<_>>().join(", "));
     Ok(())
 }
 
-fn number(report: &Value, path: &[&str]) -> Result<u64> {
-    let value = path.iter().fold(report, |value, name| &value[*name]);
-    value
-        .as_u64()
-        .with_context(|| format!("no number {}", path.join(".")))
+/// Sent = delivered + Σ drops + in flight, for messages and for packets: on both sides the sum is the same, of these
+/// numbers of these groups (`*`: of all). What the box sent met the gate, or found the interface's queue full. Each
+/// packet that was taken was of use, or moved one counter of drops. Violations of the pairing invariant are counted
+/// there too, and are no packets; what was discarded was not taken.
+const BALANCE: &str = "\
+messages ended, of: sender.messages_sent sender.messages_failed = plan.messages
+packets that the box took, and that went: rightward.received rightward.duplicated = \
+    rightward.sent rightward.lost rightward.queue_full rightward.refused rightward.held
+packets that the box took, and that went: leftward.received leftward.duplicated = \
+    leftward.sent leftward.lost leftward.queue_full leftward.refused leftward.held
+packets that the kernel refused to the box: rightward.refused leftward.refused =
+packets that the box sent, and that the gate judged or the interface dropped: rightward.sent = gate.* rightward.overrun
+fragments that the gate let land, and that were taken or discarded: gate.gate_redirect_landing = \
+    receiver.landing_packets drops.landing_discarded
+general packets that the gate redirected, and that were taken: gate.gate_redirect_general = receiver.general_packets
+packets that were taken, and that were of use or dropped: \
+    receiver.landing_packets receiver.general_packets receiver.one_copy_packets receiver.control_packets \
+    receiver.landing_heard drops.landing_discarded drops.foreign_frame drops.foreign_completion \
+    drops.landing_unposted drops.landing_address drops.landing_sequence drops.landing_displaced drops.landing_length \
+    drops.landing_header drops.landing_statistics drops.landing_processor = \
+    receiver.packets_used receiver.challenged receiver.fragments_delivered drops.*
+";
+
+/// What is told of all runs.
+const TOLD: [(&str, &str); 8] = [
+    ("messages", "plan.messages"),
+    ("packets", "rightward.received leftward.received"),
+    (
+        "lost",
+        "rightward.lost leftward.lost rightward.queue_full leftward.queue_full",
+    ),
+    ("duplicated", "rightward.duplicated leftward.duplicated"),
+    ("reordered", "rightward.reordered leftward.reordered"),
+    ("corrupted", "rightward.corrupted leftward.corrupted"),
+    ("resent", "sender.fragments_resent"),
+    ("bytes read early", "read.early_bytes"),
+];
+
+/// The sum of these numbers, each `GROUP.NAME`.
+fn sum(groups: &Value, numbers: &str) -> Result<u64> {
+    let number = |path: &str| {
+        let (group, name) = path.split_once('.').context("a number of no group")?;
+        let found = &groups[group][name];
+        match (group, name) {
+            (_, "*") => {
+                let all = groups[group].as_object();
+                Ok(all
+                    .context(group.to_owned())?
+                    .values()
+                    .filter_map(Value::as_u64)
+                    .sum())
+            }
+            // What never occurred is not told.
+            ("drops", _) if found.is_null() => Ok(0),
+            _ => found.as_u64().with_context(|| format!("no number {path}")),
+        }
+    };
+    numbers.split_whitespace().map(number).sum()
 }
 
 /// Every message is accounted for, and so is every packet.
 fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: &mut Tally) -> Result<()> {
     let fates = fates::compare(plan.delivery, plan.messages, sent, received)?;
+    let groups = json!({
+        "plan": {"messages": plan.messages}, "sender": sent["counters"], "receiver": received["counters"],
+        "gate": received["gate"], "drops": received["drops"], "read": received["read"],
+        "rightward": forwarded["rightward"], "leftward": forwarded["leftward"],
+    });
+    for line in BALANCE.lines() {
+        let (words, sums) = line.split_once(": ").context("no words")?;
+        let (one, other) = sums.split_once('=').context("no sums")?;
+        let (one, other) = (sum(&groups, one)?, sum(&groups, other)?);
+        ensure!(one == other, "{words}: {one} and {other}");
+    }
+    // Fragments leave through the box before anything happens to them.
+    let [fragments, left] = ["sender.data_packets_sent", "rightward.received"].map(|one| sum(&groups, one));
+    let (fragments, left) = (fragments?, left?);
+    ensure!(
+        fragments <= left,
+        "{fragments} fragments were sent, and {left} packets"
+    );
+    for (what, numbers) in TOLD {
+        *tally.entry(what).or_default() += sum(&groups, numbers)?;
+    }
     for (what, count) in [
-        ("messages", plan.messages),
         ("whole", fates.whole),
         ("in part", fates.in_part),
         ("reported", fates.reported),
     ] {
         *tally.entry(what).or_default() += count;
     }
-    balance(plan, sent, received, forwarded)?;
-    for direction in ["rightward", "leftward"] {
-        let of = |name: &str| number(forwarded, &[direction, name]);
-        *tally.entry("packets").or_default() += of("received")?;
-        *tally.entry("lost").or_default() += of("lost")? + of("queue_full")?;
-        for what in ["duplicated", "reordered", "corrupted"] {
-            *tally.entry(what).or_default() += of(what)?;
-        }
-    }
-    *tally.entry("resent").or_default() += number(sent, &["counters", "fragments_resent"])?;
-    *tally.entry("bytes read early").or_default() += number(received, &["read", "early_bytes"])?;
     Ok(())
-}
-
-/// Sent = delivered + Σ drops + in flight, for messages and for packets.
-fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Result<()> {
-    let same = |words: &str, one: u64, other: u64| {
-        ensure!(one == other, "{words}: {one} and {other}");
-        Ok(())
-    };
-    let sum = |report: &Value, path: &str, names: &[&str]| -> Result<u64> {
-        names.iter().map(|name| number(report, &[path, name])).sum()
-    };
-    // Messages: each that was accepted has ended one way, by the sender's count.
-    let ended = sum(sent, "counters", &["messages_sent", "messages_failed"])?;
-    same("messages ended, of", ended, plan.messages)?;
-    for direction in ["rightward", "leftward"] {
-        let of = |names: &[&str]| sum(forwarded, direction, names);
-        let went = of(&["sent", "lost", "queue_full", "refused", "held"])?;
-        same(
-            "packets that the box took, and that went",
-            of(&["received", "duplicated"])?,
-            went,
-        )?;
-        same("packets that the kernel refused to the box", of(&["refused"])?, 0)?;
-    }
-    // What the box sent met the gate, or found the interface's queue full.
-    let gate = received["gate"].as_object().context("no gate")?;
-    let judged: u64 = gate.values().filter_map(Value::as_u64).sum();
-    let judged = judged + number(forwarded, &["rightward", "overrun"])?;
-    let arrived = number(forwarded, &["rightward", "sent"])?;
-    same(
-        "packets that the box sent, and that the gate judged or the interface dropped",
-        arrived,
-        judged,
-    )?;
-    // Fragments leave through the box before anything happens to them.
-    let fragments = number(sent, &["counters", "data_packets_sent"])?;
-    let left = number(forwarded, &["rightward", "received"])?;
-    ensure!(
-        fragments <= left,
-        "{fragments} fragments were sent, and {left} packets"
-    );
-    let drops = received["drops"].as_object().context("no drops")?;
-    let discarded = drops
-        .get("landing_discarded")
-        .and_then(Value::as_u64)
-        .unwrap_or(0);
-    let landed = number(received, &["gate", "gate_redirect_landing"])?;
-    let taken = sum(received, "counters", &["landing_packets"])? + discarded;
-    same(
-        "fragments that the gate let land, and that were taken or discarded",
-        landed,
-        taken,
-    )?;
-    let redirected = number(received, &["gate", "gate_redirect_general"])?;
-    let taken = sum(received, "counters", &["general_packets"])?;
-    same(
-        "general packets that the gate redirected, and that were taken",
-        redirected,
-        taken,
-    )?;
-    // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are
-    // no packets; those that were discarded were not taken.
-    const TAKEN: [&str; 5] = [
-        "landing_packets",
-        "general_packets",
-        "one_copy_packets",
-        "control_packets",
-        "landing_heard",
-    ];
-    const NOT_TAKEN: [&str; 3] = ["landing_discarded", "foreign_frame", "foreign_completion"];
-    let used = sum(
-        received,
-        "counters",
-        &["packets_used", "challenged", "fragments_delivered"],
-    )?;
-    let is_packet = |name: &str| !NOT_TAKEN.contains(&name) && !is_violation(name);
-    let packets = drops.iter().filter(|(name, _)| is_packet(name));
-    let dropped: u64 = packets.filter_map(|(_, count)| count.as_u64()).sum();
-    let taken = sum(received, "counters", &TAKEN)?;
-    same(
-        "packets that were taken, and that were of use or dropped",
-        taken,
-        used + dropped,
-    )
-}
-
-/// Violations of the pairing invariant stand among the drops, by these names.
-fn is_violation(name: &str) -> bool {
-    let kinds = [
-        "unposted",
-        "address",
-        "sequence",
-        "displaced",
-        "length",
-        "header",
-        "statistics",
-        "processor",
-    ];
-    let kind = name.strip_prefix("landing_");
-    kind.is_some_and(|kind| kinds.contains(&kind))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_seed_is_always_the_same_run() {
