@@ -4,7 +4,7 @@ use anyhow::Result;
 use lm_measure::rate::BitRate;
 
 use crate::bed::daemons::{Ground, NOBODY};
-use crate::bed::{Bed, BedConfig, Cluster, ClusterConfig, Host, INTERFACE, Impairments, Port, leftovers};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Impairments, Port, leftovers};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
 
@@ -90,15 +90,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
     let how = format!(" on one switch, joined by {INTERFACE}");
     if !with_daemons {
-        let cluster = Cluster::new(&ClusterConfig {
-            hosts,
-            ..ClusterConfig::default()
-        })?;
-        show(cluster.hosts(), &how);
+        let bed = Bed::new(&BedConfig::cluster(hosts))?;
+        show(bed.hosts(), &how);
         keep()
     }
     let ground = Ground::new(&Programs::build()?, "cluster", hosts)?;
-    let hosts = ground.cluster.hosts();
+    let hosts = ground.bed.hosts();
     show(hosts, &how);
     println!("each has an admission daemon, which lets user {NOBODY} in, for example:");
     for (host, what) in [

@@ -163,26 +163,22 @@ fn a_program_that_overruns_its_time_is_killed() {
 }
 
 #[test]
-fn a_receiver_is_awaited_until_its_port_is_bound() {
+fn a_receiver_is_awaited_until_it_says_so() {
     if skipped() {
         return;
     }
     let bed = Bed::new(&BedConfig::default()).unwrap();
-    // The program that binds is this test itself, on the left host; the one waited for only shares its network.
-    let mut waiting = bed
-        .left()
-        .spawn(Launch::new("sleep").arg("60").time_limit(Duration::from_secs(10)))
-        .unwrap();
-    let socket = bed.left().enter(|| Ok(UdpSocket::bind("0.0.0.0:7168")?)).unwrap();
-    waiting.await_udp_port(7168).unwrap();
-    drop(socket);
+    let start = |script: &str| {
+        let launch = Launch::new("sh").args(["-c", script]);
+        bed.left().spawn(launch).unwrap()
+    };
+    let mut waiting = start("echo listening on port 7168 >&2; exec sleep 60");
+    waiting.await_text("listening on").unwrap();
+    assert_eq!(waiting.await_line("listening on port").unwrap(), "7168");
     let output = waiting.stop().unwrap();
     assert_eq!(output.status.signal(), Some(15));
-    let mut ended = bed
-        .left()
-        .spawn(Launch::new("sh").args(["-c", "echo no such interface >&2; exit 1"]))
-        .unwrap();
-    let error = ended.await_udp_port(7168).unwrap_err().to_string();
+    let mut ended = start("echo no such interface >&2; exit 1");
+    let error = ended.await_text("listening on").unwrap_err().to_string();
     assert!(
         error.contains("ended") && error.contains("no such interface"),
         "{error}"

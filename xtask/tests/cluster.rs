@@ -40,7 +40,7 @@ impl Ground {
     }
 
     fn hosts(&self) -> &[Host] {
-        self.0.cluster.hosts()
+        self.0.bed.hosts()
     }
 
     fn daemons(&self) -> &Daemons {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program, until};
+use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, until};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped(why: &str) {
@@ -20,7 +20,7 @@ const QUEUES: u32 = 4;
 const ENOUGH: u64 = 40;
 
 /// Two hosts of four queues, and the measuring programs, which `cargo xtask test` builds before the tests.
-fn cluster(landing_queue: Option<u32>) -> Option<(PathBuf, Cluster)> {
+fn cluster(landing_queue: Option<u32>) -> Option<(PathBuf, Bed)> {
     if !rustix::process::geteuid().is_root() {
         skipped("not root; network namespaces need it");
         return None;
@@ -30,12 +30,12 @@ fn cluster(landing_queue: Option<u32>) -> Option<(PathBuf, Cluster)> {
         skipped("lm-bench is not built; cargo build -p lm-bench");
         return None;
     }
-    let config = ClusterConfig {
-        hosts: 2,
+    let config = BedConfig {
         queues: QUEUES,
         landing_queue,
+        ..BedConfig::cluster(2)
     };
-    Some((lm_bench, Cluster::new(&config).unwrap()))
+    Some((lm_bench, Bed::new(&config).unwrap()))
 }
 
 /// An end of a bare stream towards this host, on this queue of the interface.

@@ -15,7 +15,7 @@ use lm_protocol::control::ControlMessage;
 use lm_protocol::landing;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
-use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, arguments, beside, unpin, wait_until, words};
 use crate::program::Client;
@@ -31,7 +31,7 @@ const NOTHING: u64 = 666;
 /// Three hosts on a switch with a daemon each: the receiver, one whose programs fill it, and one that comes later.
 struct Three {
     daemons: Vec<Daemon>,
-    cluster: Cluster,
+    cluster: Bed,
     folder: PathBuf,
 }
 
@@ -40,10 +40,10 @@ impl Three {
         let folder = Hosts::folder(name)?;
         // Each program takes a queue.
         let queues = u32::from(PLACES) + 1;
-        let cluster = Cluster::new(&ClusterConfig {
-            hosts: 3,
+        let cluster = Bed::new(&BedConfig {
             queues,
             landing_queue: Some(queues - 1),
+            ..BedConfig::cluster(3)
         });
         let mut three = Three {
             daemons: Vec::new(),

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::leftovers::{Leftover, Registered, register};
-use super::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use super::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
 use crate::workspace::{Programs, command_line};
 
 /// The user of a bed's programs without privileges: by tradition nobody.
@@ -116,7 +116,7 @@ impl Daemons {
 #[derive(Debug)]
 pub struct Ground {
     /// The hosts.
-    pub cluster: Cluster,
+    pub bed: Bed,
     /// Their daemons' folder.
     pub daemons: Daemons,
     /// The daemons, in the hosts' order.
@@ -126,19 +126,16 @@ pub struct Ground {
 impl Ground {
     /// So many hosts, and on each a daemon of these programs that answers, with its things in `/run/lm-PURPOSE-PID`.
     pub fn new(programs: &Programs, purpose: &str, hosts: u32) -> Result<Ground> {
-        let cluster = Cluster::new(&ClusterConfig {
-            hosts,
-            ..ClusterConfig::default()
-        })?;
+        let bed = Bed::new(&BedConfig::cluster(hosts))?;
         let folder = format!("/run/lm-{purpose}-{}", std::process::id());
         let daemons = Daemons::new(programs, Path::new(&folder))?;
-        let running = cluster.hosts().iter().map(|host| daemons.spawn(host));
+        let running = bed.hosts().iter().map(|host| daemons.spawn(host));
         let mut running = running.collect::<Result<Vec<_>>>()?;
-        for (host, program) in cluster.hosts().iter().zip(&mut running) {
+        for (host, program) in bed.hosts().iter().zip(&mut running) {
             daemons.await_ready(host, program)?;
         }
         Ok(Ground {
-            cluster,
+            bed,
             daemons,
             running,
         })

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use lm_cards::ethtool::Ethtool;
@@ -44,7 +44,7 @@ impl Host {
     }
 
     pub(super) fn open(&self) -> Result<File> {
-        let path = PathBuf::from(NAMESPACE_DIR).join(&self.name);
+        let path = Path::new(NAMESPACE_DIR).join(&self.name);
         File::open(&path).with_context(|| format!("cannot open the namespace {}", path.display()))
     }
 
@@ -83,22 +83,14 @@ impl Host {
         })
     }
 
-    /// Receive packet steering of one queue: the CPUs of `mask` take its packets.
-    pub(super) fn steer(&self, interface: &str, queue: u32, mask: u64) -> Result<()> {
-        let file = format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus");
-        self.write_file(&file, &cpu_mask(mask))
+    /// Runs `ip` commands in it, one a line.
+    pub(super) fn ip(&self, commands: &[String]) -> Result<()> {
+        ip::batch(Some(&self.name), commands)
     }
 
     /// Switches interface features by the names that `ethtool -k` shows, for example `("rx-gro", true)`.
     pub fn set_features(&self, wanted: &[(&str, bool)]) -> Result<()> {
-        self.set_features_of(INTERFACE, wanted)
-    }
-
-    pub(super) fn set_features_of(&self, interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
-        self.enter(|| {
-            let set = card(interface)?.set_features(wanted);
-            set.with_context(|| format!("{interface}: {wanted:?}"))
-        })
+        self.enter(|| set_features(INTERFACE, wanted))
     }
 
     /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).
@@ -107,12 +99,14 @@ impl Host {
     }
 
     pub(super) fn switch_offloads_of(&self, interface: &str, on: bool) -> Result<()> {
-        let features = self.enter(|| Ok(card(interface)?.features()?))?;
-        let joining = features
-            .iter()
-            .filter(|feature| feature.changeable && joins_packets(&feature.name));
-        let wanted: Vec<(&str, bool)> = joining.map(|feature| (feature.name.as_str(), on)).collect();
-        self.set_features_of(interface, &wanted)
+        self.enter(|| {
+            let features = card(interface)?.features()?;
+            let joining = features
+                .iter()
+                .filter(|feature| feature.changeable && joins_packets(&feature.name));
+            let wanted: Vec<_> = joining.map(|feature| (&*feature.name, on)).collect();
+            set_features(interface, &wanted)
+        })
     }
 
     /// Packets that came in on each receive queue of the veth interface while an XDP program was attached to it.
@@ -127,11 +121,17 @@ impl Host {
 
     /// Whether an XDP program is attached to the interface, as `ip link` shows it.
     pub fn has_xdp_program(&self) -> Result<bool> {
-        let output = ip::iproute2("ip")
+        let mut show = ip::iproute2("ip");
+        let output = show
             .args(["-n", &self.name, "-d", "link", "show", INTERFACE])
             .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).contains("prog/xdp"))
     }
+}
+
+fn set_features(interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
+    let set = card(interface)?.set_features(wanted);
+    set.with_context(|| format!("{interface}: {wanted:?}"))
 }
 
 /// The card behind an interface of the calling thread's network namespace.
@@ -198,20 +198,6 @@ pub(super) fn enter_namespace(namespace: BorrowedFd<'_>) -> std::io::Result<()> 
     Ok(())
 }
 
-/// Whether a UDP socket is bound to `port` in the network namespace of process `pid`.
-pub(super) fn udp_port_bound(pid: u32, port: u16) -> bool {
-    // proc_pid_net(5): one line per socket, second column `ADDRESS:PORT` in hexadecimal.
-    ["udp", "udp6"].iter().any(|table| {
-        std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("net").join(table))
-            .is_ok_and(|text| text.lines().skip(1).any(|line| local_port(line) == Some(port)))
-    })
-}
-
-fn local_port(line: &str) -> Option<u16> {
-    let (_, port) = line.split_whitespace().nth(1)?.rsplit_once(':')?;
-    u16::from_str_radix(port, 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,14 +208,5 @@ mod tests {
         assert_eq!(cpu_mask(0b10), "2");
         assert_eq!(cpu_mask(1 << 32), "1,00000000");
         assert_eq!(cpu_mask(u64::MAX), "ffffffff,ffffffff");
-    }
-
-    #[test]
-    fn ports_are_read_from_the_kernels_table() {
-        let line = "  482: 020012C6:1C01 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1234 \
-            2 0 0";
-        assert_eq!(local_port(line), Some(0x1c01));
-        assert_eq!(local_port(""), None);
-        assert_eq!(local_port("   sl  local_address rem_address"), None);
     }
 }

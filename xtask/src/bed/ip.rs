@@ -6,19 +6,6 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Fails with the remedy if iproute2 is not installed.
-pub fn require_installed() -> Result<()> {
-    let found = Command::new("ip")
-        .arg("-V")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    if !found.is_ok_and(|status| status.success()) {
-        bail!("the command `ip` is missing; install iproute2 (Debian, Ubuntu: apt-get install iproute2)");
-    }
-    Ok(())
-}
-
 /// Runs one `ip` command per line, in `namespace` if given; stops at the first that fails and names it.
 pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
     batch_of("ip", namespace, commands)
@@ -40,15 +27,15 @@ fn batch_of(tool: &str, namespace: Option<&str>, commands: &[String]) -> Result<
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("cannot start `{tool}`; install iproute2"))?;
-    let mut input = commands.join("\n");
-    input.push('\n');
+        .with_context(|| {
+            format!(
+                "the command `{tool}` is missing; install iproute2 (Debian, Ubuntu: apt-get install iproute2)"
+            )
+        })?;
     // A failing one may close its end early; its own message says more than the broken pipe.
-    let _ = child
-        .stdin
-        .take()
-        .expect("stdin is piped")
-        .write_all(input.as_bytes());
+    let mut stdin = child.stdin.take().context("stdin is piped")?;
+    let _ = stdin.write_all((commands.join("\n") + "\n").as_bytes());
+    drop(stdin);
     let output = child
         .wait_with_output()
         .with_context(|| format!("`{tool}` ended unexpectedly"))?;
@@ -67,6 +54,11 @@ fn batch_of(tool: &str, namespace: Option<&str>, commands: &[String]) -> Result<
         "`{tool} {failed}` failed: {}",
         message.lines().next().unwrap_or("no message")
     )
+}
+
+/// Runs an `ip` command that may fail, and says nothing.
+pub(super) fn quietly(words: &[&str]) {
+    let _ = iproute2("ip").args(words).output();
 }
 
 /// A command in a process group of its own: a Ctrl-C at the terminal must not end an `ip` that is cleaning up.

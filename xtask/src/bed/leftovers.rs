@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -64,12 +65,8 @@ impl Leftover {
                 name,
             } => {
                 let home = std::process::id().to_string();
-                let _ = ip::iproute2("ip")
-                    .args(["-n", namespace, "link", "set", "dev", interface])
-                    .args(["down", "netns", &home, "name", name])
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null())
-                    .status();
+                let words = ["-n", namespace, "link", "set", "dev", interface];
+                ip::quietly(&[&words[..], &["down", "netns", &home, "name", name]].concat());
             }
             Leftover::Namespace(name) => remove_namespace(name),
             Leftover::Folder(path) => {
@@ -81,25 +78,17 @@ impl Leftover {
 
 /// Waits until the process has ended; `false` when it has not within `limit`.
 pub(crate) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
-    let end = std::time::Instant::now() + limit;
+    let end = Instant::now() + limit;
     loop {
-        let left = end.saturating_duration_since(std::time::Instant::now());
-        let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
+        let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).ok();
         // A pidfd becomes readable when its process ends (pidfd_open(2)).
-        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return false,
-            Ok(_) => return true,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
         }
     }
 }
 
-#[derive(Default)]
 struct Registry {
     closed: bool,
     next: u64,
@@ -135,9 +124,7 @@ impl Drop for Registered {
 /// Registers something that is about to be made. Fails once a signal has started the removal.
 pub fn register(leftover: Leftover) -> Result<Registered> {
     let mut registry = registry();
-    if registry.closed {
-        bail!("interrupted");
-    }
+    ensure!(!registry.closed, "interrupted");
     let number = registry.next;
     registry.next += 1;
     registry.entries.insert(number, leftover);
@@ -145,35 +132,33 @@ pub fn register(leftover: Leftover) -> Result<Registered> {
 }
 
 /// A fresh folder under `parent`, removed with everything in it when the second value is dropped.
-pub fn temporary_folder(parent: &std::path::Path, purpose: &str) -> Result<(PathBuf, Registered)> {
-    static FOLDERS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let number = FOLDERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+pub fn temporary_folder(parent: &Path, purpose: &str) -> Result<(PathBuf, Registered)> {
+    static FOLDERS: AtomicU32 = AtomicU32::new(0);
+    let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
     let path = parent.join(format!("{purpose}-{}-{number}", std::process::id()));
     let registered = register(Leftover::Folder(path.clone()))?;
-    std::fs::create_dir_all(&path)
-        .map_err(|error| anyhow::anyhow!("cannot make {}: {error}", path.display()))?;
+    std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
     Ok((path, registered))
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP remove everything registered, then end the process as the signal
 /// would have. Calling it again does nothing.
 pub fn watch_signals() -> Result<()> {
-    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
-    let started = STARTED.get_or_init(|| {
-        let mut signals =
-            signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|e| e.to_string())?;
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                if let Some(signal) = signals.forever().next() {
-                    remove_everything();
-                    let _ = signal_hook::low_level::emulate_default_handler(signal);
-                }
-            })
-            .map_err(|e| e.to_string())?;
-        Ok(())
-    });
-    started.clone().map_err(anyhow::Error::msg)
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut is_started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *is_started {
+        return Ok(());
+    }
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    thread.spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            remove_everything();
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    })?;
+    *is_started = true;
+    Ok(())
 }
 
 /// Sleeps until a signal ends the process.
@@ -210,14 +195,6 @@ pub(super) fn remove_namespace(name: &str) {
     }
     // The interface first: a namespace that is removed with a veth in it lives on until the kernel's own
     // clean-up has run, and the other end with it.
-    for arguments in [
-        vec!["-n", name, "link", "del", INTERFACE],
-        vec!["netns", "del", name],
-    ] {
-        let _ = ip::iproute2("ip")
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-    }
+    ip::quietly(&["-n", name, "link", "del", INTERFACE]);
+    ip::quietly(&["netns", "del", name]);
 }

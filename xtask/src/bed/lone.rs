@@ -4,9 +4,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::Result;
 
+use super::Host;
 use super::leftovers::Registered;
-use super::topology::Topology;
-use super::{Host, ip};
 
 /// The last word of its name.
 pub(super) const LONE: &str = "lone";
@@ -24,11 +23,10 @@ impl Lone {
         super::prepare()?;
         let name = super::namespace_name(super::next_number(), LONE);
         let host = Host::new(name, Ipv4Addr::UNSPECIFIED);
-        let mut topology = Topology::default();
-        topology.hosts([&host])?;
+        let namespace = super::make_namespaces(std::iter::once(&host))?;
         Ok(Lone {
-            _namespace: topology.make()?,
             host,
+            _namespace: namespace,
         })
     }
 
@@ -39,6 +37,6 @@ impl Lone {
 
     /// Runs `ip` commands in it, one a line.
     pub fn configure(&self, commands: &[String]) -> Result<()> {
-        ip::batch(Some(self.host.name()), commands)
+        self.host.ip(commands)
     }
 }

@@ -13,7 +13,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Bed, Launch, Program};
+use super::host::cpu_mask;
+use super::{Bed, BedConfig, Host, Launch, Program};
+
+/// The side of the namespace between the hosts.
+pub(super) const BOX: &str = "box";
 
 /// The box's interface towards the left host.
 pub const LEFT: &str = "left";
@@ -53,11 +57,33 @@ impl RunningBox {
     }
 }
 
+/// Sets the box's interfaces up, and the cores that do its work.
+pub(super) fn configure(middle: &Host, config: &BedConfig) -> Result<()> {
+    // A card takes only what is for itself, and the box's packets are for the left host.
+    let promiscuous = if config.cards.is_some() { " promisc on" } else { "" };
+    let up = [
+        format!("link set {LEFT} up"),
+        format!("link set {RIGHT} up{promiscuous}"),
+    ];
+    middle.ip(&up).context("cannot set up the box")?;
+    for (interface, core) in config
+        .box_cores
+        .into_iter()
+        .flat_map(|[left, right]| [(LEFT, right), (RIGHT, left)])
+    {
+        for queue in 0..config.queues {
+            let file = format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus");
+            middle.write_file(&file, &cpu_mask(1 << core))?;
+        }
+    }
+    Ok(())
+}
+
 impl Bed {
     /// Starts the box of a bed that has one ([`BedConfig::with_box`](super::BedConfig::with_box)), and waits until it
     /// forwards. `lm_bench` is the program.
     pub fn start_box(&self, lm_bench: &Path, impairments: &Impairments) -> Result<RunningBox> {
-        let middle = self.middle.as_ref().context("this bed has no box")?;
+        let middle = self.middle().context("this bed has no box")?;
         let launch = Launch::new(lm_bench)
             .args(["impair", "--left", LEFT, "--right", RIGHT])
             .args(impairments.0.split_whitespace())

@@ -8,8 +8,8 @@
 //!  └───────────────────────────┘           └───────────────────────────┘
 //! ```
 //!
-//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders
-//! ([`switch`]), whose links may be slow ([`port`]).
+//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders,
+//! or with equal hosts that all send and receive ([`switch`]), whose links may be slow ([`port`]).
 //! Instead of the veth pair it may have two network cards that are connected outside ([`BedConfig::cards`]).
 //!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
@@ -19,18 +19,15 @@
 //!
 //! The addresses are of 198.18.0.0/15, set aside for measurements between networks (RFC 2544, RFC 6890).
 
-pub mod cluster;
 pub mod daemons;
 pub mod host;
 pub mod ip;
 pub mod leftovers;
-pub mod links;
 pub mod lone;
 pub mod middle;
 pub mod port;
 pub mod program;
 pub mod switch;
-mod topology;
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,23 +36,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use lm_measure::rate::BitRate;
 
-pub use cluster::{Cluster, ClusterConfig};
 pub use host::Host;
 pub use lone::Lone;
 pub use middle::{Impairments, RunningBox};
 pub use port::{Drops, Port};
 pub use program::{Launch, Output, Program};
 
-use leftovers::{Leftover, Registered};
-use topology::Topology;
+use leftovers::{Leftover, Registered, register};
 
 /// The interface's name on both hosts of a bed.
 pub const INTERFACE: &str = "lm0";
 
 /// Every namespace of a bed is named `<PREFIX>-<pid>-<number>-<side>`.
 const NAMESPACE_PREFIX: &str = "lmx";
-/// The side of the namespace between the hosts.
-const BOX: &str = "box";
 
 /// Looks until it is so.
 ///
@@ -113,7 +106,7 @@ pub struct BedConfig {
     pub box_cores: Option<[usize; 2]>,
     /// `Some(n)`: a switch with `n` senders, the left host and others, and the right host as their receiver.
     pub senders: Option<u32>,
-    /// Whether every host behind the switch receives, too ([`Cluster`]).
+    /// Whether every host behind the switch receives, too ([`BedConfig::cluster`]).
     pub is_cluster: bool,
     /// Receive queue for everything that the switch sends to a receiver; `None`: the kernel chooses.
     pub landing_queue: Option<u32>,
@@ -150,14 +143,27 @@ impl Default for BedConfig {
     }
 }
 
-/// Two connected hosts. A [`Program`] may outlive its bed: the kernel keeps the nameless namespace until the
-/// program ends, which its own drop sees to. So no order of drops leaks anything.
+impl BedConfig {
+    /// A cluster: so many equal hosts on a switch, each of which sends to and receives from every other one. Behind a
+    /// bridge the receive queue is the kernel's choice ([`switch`]), so each host has one landing queue, and everything
+    /// for the host comes in on it: fragments land there, and the gate passes all else on to the kernel's sockets.
+    pub fn cluster(hosts: u32) -> BedConfig {
+        BedConfig {
+            senders: Some(hosts - 1),
+            is_cluster: true,
+            ..BedConfig::default()
+        }
+    }
+}
+
+/// Connected hosts. A [`Program`] may outlive its bed: the kernel keeps the nameless namespace until the program ends,
+/// which its own drop sees to. So no order of drops leaks anything.
 #[derive(Debug)]
 pub struct Bed {
-    /// The left and the right one, and senders beyond the left one.
+    /// The left and the right one, and others behind the switch.
     hosts: Vec<Host>,
-    middle: Option<Host>,
-    switch: Option<Host>,
+    /// The box or the switch.
+    between: Option<Host>,
     config: BedConfig,
     /// Cards that go back, then the namespaces.
     _leftovers: Vec<Registered>,
@@ -180,128 +186,164 @@ impl Bed {
             "a slow port or cable is a switch's: say how many senders it has"
         );
         let number = next_number();
-        let name = |side: &str| namespace_name(number, side);
-        let mut hosts = [Side::Left, Side::Right]
-            .map(|side| (side.name().to_owned(), side.address()))
-            .to_vec();
-        if let Some(senders) = config.senders {
-            hosts.extend(switch::further_senders(senders)?);
+        let host = |side: &str, address| Host::new(namespace_name(number, side), address);
+        let sides = [Side::Left, Side::Right].map(|side| host(side.name(), side.address()));
+        let mut hosts = Vec::from(sides);
+        for last in switch::further_senders(config.senders.unwrap_or(1))? {
+            hosts.push(host(&format!("left{last}"), Ipv4Addr::new(198, 18, 0, last)));
         }
-        let hosts: Vec<Host> = hosts
-            .iter()
-            .map(|(side, address)| Host::new(name(side), *address))
-            .collect();
-        let [left, right] = [&hosts[0], &hosts[1]];
-        let nameless = |side: &str| Host::new(name(side), Ipv4Addr::UNSPECIFIED);
-        let middle = config.with_box.then(|| nameless(BOX));
-        let switch = config.senders.map(|_| nameless(switch::SWITCH));
-        let mut topology = Topology::default();
-        // Cards go home before their namespaces go.
-        let first = match &middle {
+        let nameless = |side| host(side, Ipv4Addr::UNSPECIFIED);
+        let switch = config.senders.map(|_| switch::SWITCH);
+        let between = config.with_box.then_some(middle::BOX).or(switch).map(nameless);
+        let first = match &between {
             Some(middle) => (middle, middle::RIGHT),
-            None => (left, INTERFACE),
+            None => (&hosts[0], INTERFACE),
         };
-        let cards = || config.cards.iter().flatten().zip([first, (right, INTERFACE)]);
-        for (card, (host, interface)) in cards() {
-            topology.keep(Leftover::Card {
+        let mut leftovers = Vec::new();
+        let mut moved = Vec::new();
+        // Cards go home before their namespaces go.
+        for (card, (host, interface)) in config.cards.iter().flatten().zip([first, (&hosts[1], INTERFACE)]) {
+            leftovers.push(register(Leftover::Card {
                 namespace: host.name().to_owned(),
                 interface,
                 name: card.clone(),
-            })?;
-        }
-        topology.hosts(hosts.iter().chain(&middle).chain(&switch))?;
-        let mut join = |ends: [(&Host, &str); 2]| topology.join(ends, config.mtu, config.queues);
-        if let Some(switch) = &switch {
-            for host in &hosts {
-                join([(host, INTERFACE), (switch, &switch::port_of(host))]);
-            }
-        } else if let Some(middle) = &middle {
-            join([(left, INTERFACE), (middle, middle::LEFT)]);
-            if config.cards.is_none() {
-                join([(right, INTERFACE), (middle, middle::RIGHT)]);
-            }
-        } else if config.cards.is_none() {
-            join([(left, INTERFACE), (right, INTERFACE)]);
-        }
-        for (card, (host, interface)) in cards() {
+            })?);
             let (namespace, mtu) = (host.name(), config.mtu);
-            topology.run(format!(
+            moved.push(format!(
                 "link set dev {card} netns {namespace} name {interface} mtu {mtu}"
             ));
         }
-        let leftovers = topology.make()?;
+        leftovers.extend(make_namespaces(hosts.iter().chain(&between))?);
+        ip::batch(None, &moved).context("cannot give the hosts their cards")?;
         let bed = Bed {
             hosts,
-            middle,
-            switch,
+            between,
             config: config.clone(),
             _leftovers: leftovers,
         };
-        if let Some(switch) = &bed.switch {
-            // Steering needs a choice.
-            let steered = |at| match (at == 1 || config.is_cluster, config.queues) {
-                (_, 1) => None,
-                (true, _) => config.landing_queue,
-                (false, _) => Some(0),
-            };
-            let ports: Vec<_> = bed
-                .hosts
-                .iter()
-                .enumerate()
-                .map(|(at, host)| (host, steered(at)))
-                .collect();
-            switch::configure(switch, &ports)?;
-            let hosts: Vec<&Host> = bed.hosts.iter().collect();
-            port::configure(switch, &hosts, bed.right(), config)?;
+        bed.lay(0, &bed.hosts)?;
+        if let Some(middle) = bed.middle() {
+            middle::configure(middle, config)?;
         }
-        if let Some(middle) = &bed.middle {
-            middle
-                .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
-                .ok();
-            let up = |interface| format!("link set {interface} up");
-            let mut up = [middle::LEFT, middle::RIGHT].map(up);
-            if config.cards.is_some() {
-                // A card takes only what is for itself, and the box's packets are for the left host.
-                up[1].push_str(" promisc on");
-            }
-            ip::batch(Some(middle.name()), &up).context("cannot set up the box")?;
-            if let Some([left, right]) = config.box_cores {
-                for queue in 0..config.queues {
-                    middle.steer(middle::LEFT, queue, 1 << right)?;
-                    middle.steer(middle::RIGHT, queue, 1 << left)?;
+        if let Some(switch) = bed.switch() {
+            port::configure(switch, &bed.hosts, config)?;
+            for (at, host) in bed.hosts.iter().enumerate() {
+                let queue = if at == 1 || config.is_cluster {
+                    config.landing_queue
+                } else {
+                    Some(0)
+                };
+                // Steering needs a choice.
+                if let Some(queue) = queue.filter(|_| config.queues > 1) {
+                    switch::steer(switch, host, queue, config.queues)?;
                 }
             }
-        }
-        for host in &bed.hosts {
-            configure(host, config).with_context(|| format!("cannot set up host {}", host.name()))?;
-        }
-        if let Some(switch) = &bed.switch {
-            let all: Vec<&Host> = bed.hosts.iter().collect();
             let (some, others) = match config.is_cluster {
-                true => (all.clone(), all.clone()),
+                true => (bed.hosts.iter().collect(), bed.hosts.iter().collect()),
                 false => (bed.senders(), vec![bed.right()]),
             };
-            switch::introduce(&some, &others).context("cannot introduce the hosts")?;
-            switch::await_forwarding(switch, &all)?;
+            introduce(&some, &others)?;
+            switch::await_forwarding(switch, &bed.hosts)?;
         }
         Ok(bed)
+    }
+
+    /// Makes a further link like `lm0`, with this number, between the left and the right host, and gives the right one's
+    /// address on it. It is called `lm<n>` on both, which have the addresses 198.18.n.1 and 198.18.n.2. In a bed with a
+    /// switch it has a bridge of its own there, and the kernel chooses the queue that its packets come in on. It goes
+    /// with the bed.
+    pub fn add_link(&self, number: u8) -> Result<Ipv4Addr> {
+        ensure!(number > 0, "link 0 is the bed's own");
+        self.lay(number, &self.hosts[..2])?;
+        Ok(Ipv4Addr::new(198, 18, number, 2))
+    }
+
+    /// Lays a link: veth pairs from each of these hosts to what is between them, or from one to the other; with
+    /// addresses, offloads and whatever else of the configuration is about an interface by itself.
+    fn lay(&self, number: u8, hosts: &[Host]) -> Result<()> {
+        let BedConfig { mtu, queues, .. } = self.config;
+        let (left, right, interface) = (self.left(), self.right(), format!("lm{number}"));
+        let mut pairs = match (self.middle(), self.switch()) {
+            (_, Some(switch)) => {
+                let port = |host| (host, switch, switch::port_of(host, number));
+                hosts.iter().map(port).collect()
+            }
+            (Some(middle), _) if number == 0 => vec![
+                (left, middle, middle::LEFT.to_owned()),
+                (right, middle, middle::RIGHT.to_owned()),
+            ],
+            _ => vec![(left, right, interface.clone())],
+        };
+        if self.config.cards.is_some() && number == 0 {
+            pairs.pop();
+        }
+        let end = |host: &Host, name: &str| {
+            let namespace = host.name();
+            format!("{name} netns {namespace} mtu {mtu} numrxqueues {queues} numtxqueues {queues}")
+        };
+        let pair = |(host, other, name): &(&Host, &Host, String)| {
+            format!(
+                "link add {} type veth peer name {}",
+                end(host, &interface),
+                end(other, name)
+            )
+        };
+        let made = ip::batch(None, &pairs.iter().map(pair).collect::<Vec<_>>());
+        made.with_context(|| format!("cannot make the link {interface}"))?;
+        if let Some(switch) = self.switch() {
+            switch::bridge(switch, number, hosts)?;
+        }
+        for host in hosts {
+            let set_up = || {
+                // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured
+                // says anything about a network.
+                if !self.config.segmentation_offloads {
+                    host.switch_offloads_of(&interface, false)?;
+                }
+                if !self.config.checksum_offload {
+                    host.set_features(&[("tx-checksum-ip-generic", false)])?;
+                }
+                let [.., last] = host.address().octets();
+                host.ip(&[
+                    "link set lo up".to_owned(),
+                    format!("addr add 198.18.{number}.{last}/24 dev {interface}"),
+                    format!("link set {interface} up"),
+                ])
+            };
+            set_up().with_context(|| format!("cannot set up host {}", host.name()))?;
+        }
+        Ok(())
     }
 
     /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has
     /// one.
     pub fn middle(&self) -> Option<&Host> {
-        self.middle.as_ref()
+        self.between.as_ref().filter(|_| self.config.with_box)
     }
 
-    /// Has the switch bring everything for the right host to this receive queue of two.
+    fn switch(&self) -> Option<&Host> {
+        self.between.as_ref().filter(|_| !self.config.with_box)
+    }
+
+    /// Has the switch bring everything for the right host to this receive queue.
     pub fn steer_to_receiver(&self, queue: u32) -> Result<()> {
-        let switch = self.switch.as_ref().context("a bed without a switch")?;
-        switch::steer(switch, self.right(), queue)
+        let switch = self.switch().context("a bed without a switch")?;
+        switch::steer(switch, self.right(), queue, self.config.queues)
     }
 
     /// The host with address 198.18.0.1.
     pub fn left(&self) -> &Host {
         &self.hosts[0]
+    }
+
+    /// The host with address 198.18.0.2.
+    pub fn right(&self) -> &Host {
+        &self.hosts[1]
+    }
+
+    /// All hosts, in the order of their addresses from 198.18.0.1 on.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
     }
 
     /// All senders, the left host first; only a bed with a switch ([`BedConfig::senders`]) has others.
@@ -311,49 +353,53 @@ impl Bed {
 
     /// Tells the left and the right host each other's Ethernet address for ever: no ARP between them.
     pub fn introduce(&self) -> Result<()> {
-        for (host, other) in [(self.left(), self.right()), (self.right(), self.left())] {
-            let mac = other.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
-            let line = format!(
-                "neigh replace {} lladdr {mac} nud permanent dev {INTERFACE}",
-                other.address()
-            );
-            ip::batch(Some(host.name()), &[line]).context("cannot tell a host its neighbour")?;
-        }
-        Ok(())
-    }
-
-    /// The host with address 198.18.0.2.
-    pub fn right(&self) -> &Host {
-        &self.hosts[1]
+        introduce(&[self.left()], &[self.right()])
     }
 }
 
-/// Address, offloads and whatever else of `config` is about a host by itself.
-fn configure(host: &Host, config: &BedConfig) -> Result<()> {
-    // IPv6 would send router solicitations and multicast reports of its own into every measurement.
-    host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
-        .ok();
-    // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured says
-    // anything about a network.
-    if !config.segmentation_offloads {
-        host.switch_segmentation_offloads(false)?;
+/// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to
+/// every port of a switch.
+fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
+    for (hosts, neighbours) in [(some, others), (others, some)] {
+        let mut lines = Vec::new();
+        for of in neighbours {
+            let mac = of.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
+            let address = of.address();
+            lines.push(format!(
+                "neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}"
+            ));
+        }
+        for host in hosts {
+            let own = format!("neigh replace {} ", host.address());
+            let others: Vec<String> = lines
+                .iter()
+                .filter(|line| !line.starts_with(&own))
+                .cloned()
+                .collect();
+            host.ip(&others).context("cannot tell a host its neighbours")?;
+        }
     }
-    if !config.checksum_offload {
-        host.set_features(&[("tx-checksum-ip-generic", false)])?;
-    }
-    let commands = [
-        "link set lo up".to_owned(),
-        format!("addr add {}/24 dev {INTERFACE}", host.address()),
-        format!("link set {INTERFACE} up"),
-    ];
-    ip::batch(Some(host.name()), &commands)?;
     Ok(())
 }
 
-/// What making namespaces needs: privilege, iproute2, a watch for Ctrl-C, and no namespaces of the dead.
+/// A namespace for each of these; they go with what is given back. Registered before they exist: what is registered and
+/// was never made is harmless to remove.
+fn make_namespaces<'a>(hosts: impl Iterator<Item = &'a Host> + Clone) -> Result<Vec<Registered>> {
+    let namespace = |host: &Host| register(Leftover::Namespace(host.name().to_owned()));
+    let registered = hosts.clone().map(namespace).collect::<Result<_>>()?;
+    let add = |host: &Host| format!("netns add {}", host.name());
+    ip::batch(None, &hosts.clone().map(add).collect::<Vec<_>>()).context("cannot make the hosts")?;
+    for host in hosts {
+        // IPv6 would send router solicitations and multicast reports of its own into every measurement.
+        host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
+            .ok();
+    }
+    Ok(registered)
+}
+
+/// What making namespaces needs: privilege, a watch for Ctrl-C, and no namespaces of the dead.
 fn prepare() -> Result<()> {
     require_root("make network namespaces")?;
-    ip::require_installed()?;
     leftovers::watch_signals().context("cannot watch for Ctrl-C")?;
     remove_stale();
     Ok(())
@@ -395,10 +441,8 @@ pub(crate) fn remove_stale() {
 fn is_alive(pid: u32) -> bool {
     // proc_pid_stat(5): the state follows the command's name, which may have any character in it.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat
-        .rsplit_once(')')
-        .and_then(|(_, rest)| rest.trim().chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim());
+    state.is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
 /// The process id in a bed's namespace name; `None` for namespaces of others.
@@ -409,9 +453,8 @@ fn owner_of(name: &str) -> Option<u32> {
     }
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
-    let side = parts.next()?;
-    let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH | lone::LONE)
-        || switch::is_further_sender(side);
+    let side = parts.next()?.trim_end_matches(|c: char| c.is_ascii_digit());
+    let ours = matches!(side, "left" | "right" | middle::BOX | switch::SWITCH | lone::LONE);
     (ours && parts.next().is_none()).then_some(pid)
 }
 

@@ -56,9 +56,8 @@ impl FromStr for Port {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Port, String> {
-        let (rate, frames) = text
-            .split_once('/')
-            .ok_or("write a rate and a buffer in frames, like 100Mbit/32")?;
+        let words = text.split_once('/');
+        let (rate, frames) = words.ok_or("write a rate and a buffer in frames, like 100Mbit/32")?;
         let frames = frames
             .parse()
             .ok()
@@ -107,12 +106,8 @@ fn frames_per_s(BitRate(rate): BitRate, mtu: u16) -> f64 {
     rate as f64 / (8 * (frame_len(mtu) + ON_WIRE_LEN)) as f64
 }
 
-fn cable_of(host: &Host) -> String {
-    switch::port_of(host).replace("port", "cable")
-}
-
 /// Makes links slow whose ports are there.
-pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, config: &BedConfig) -> Result<()> {
+pub(super) fn configure(switch: &Host, hosts: &[Host], config: &BedConfig) -> Result<()> {
     let frame = frame_len(config.mtu);
     let bucket = |device: &str, BitRate(rate), frames: u32| {
         let burst = BURST_FRAMES * (frame + ON_WIRE_LEN + 12);
@@ -123,12 +118,13 @@ pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, config:
     };
     let mut lines = Vec::new();
     if let Some(Port { rate, frames }) = config.port {
-        lines.push(bucket(&switch::port_of(receiver), rate, frames));
+        lines.push(bucket(&switch::port_of(&hosts[1], 0), rate, frames));
     }
     if let Some(rate) = config.cable {
         let mut devices = Vec::new();
         for host in hosts {
-            let (port, cable) = (switch::port_of(host), cable_of(host));
+            let port = switch::port_of(host, 0);
+            let cable = port.replace("port", "cable");
             devices.push(format!("link add {cable} type ifb"));
             devices.push(format!("link set {cable} up"));
             lines.push(bucket(&cable, rate, CABLE_FRAMES));
@@ -138,7 +134,8 @@ pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, config:
                     {cable}"
             ));
         }
-        ip::batch(Some(switch.name()), &devices)
+        switch
+            .ip(&devices)
             .context("no cables; they need a kernel with IFB (modprobe ifb)")?;
     }
     if lines.is_empty() {
@@ -169,11 +166,7 @@ impl Bed {
             let floods: Vec<_> = (senders.iter())
                 .map(|host| scope.spawn(|| self.flood(host, each, until)))
                 .collect();
-            let file = format!(
-                "/sys/class/net/{}/statistics/tx_packets",
-                switch::port_of(self.right())
-            );
-            let passed = switch.enter(|| rates(&file));
+            let passed = switch.enter(|| rates(&switch::port_of(self.right(), 0)));
             for flood in floods {
                 flood.join().expect("a flood does not panic")?;
             }
@@ -230,7 +223,7 @@ impl Bed {
                 + of_xsk,
             ..Drops::default()
         };
-        let port = switch::port_of(self.right());
+        let port = switch::port_of(self.right(), 0);
         for one in self.disciplines()? {
             let dropped = one["drops"].as_u64().context("tc counts no drops")?;
             match one["dev"].as_str() == Some(&port) {
@@ -243,7 +236,7 @@ impl Bed {
 
     /// The buckets of port and cables as `tc -s -j` shows them.
     pub fn disciplines(&self) -> Result<Vec<Value>> {
-        let switch = self.switch.as_ref().context("this bed has no switch")?;
+        let switch = self.switch().context("this bed has no switch")?;
         let mut tc = ip::iproute2("tc");
         tc.args(["-n", switch.name(), "-s", "-j", "qdisc", "show"]);
         let output = tc.output().context("cannot start `tc`; install iproute2")?;
@@ -252,27 +245,22 @@ impl Bed {
     }
 
     fn slow_port(&self) -> Result<(&Host, Port)> {
-        let port = self.switch.as_ref().zip(self.config.port);
+        let port = self.switch().zip(self.config.port);
         port.context("this bed's switch has no slow port")
     }
 }
 
-/// What a counter adds in a second, look by look; before the first one the port fills.
-fn rates(file: &str) -> Result<Vec<f64>> {
-    let look = || -> Result<(Instant, u64)> {
+/// What a port sends in a second, look by look; before the first one it fills.
+fn rates(port: &str) -> Result<Vec<f64>> {
+    let file = format!("/sys/class/net/{port}/statistics/tx_packets");
+    let look = |_| -> Result<(Instant, f64)> {
         std::thread::sleep(LOOK);
-        let count = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+        let count = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
         Ok((Instant::now(), count.trim().parse()?))
     };
-    let mut before = look()?;
-    (0..LOOKS)
-        .map(|_| {
-            let now = look()?;
-            let rate = (now.1 - before.1) as f64 / (now.0 - before.0).as_secs_f64();
-            before = now;
-            Ok(rate)
-        })
-        .collect()
+    let looks = (0..=LOOKS).map(look).collect::<Result<Vec<_>>>()?;
+    let rate = |pair: &[(Instant, f64)]| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0).as_secs_f64();
+    Ok(looks.windows(2).map(rate).collect())
 }
 
 /// Datagrams for which a socket had no room (`RcvbufErrors` of proc_pid_net(5)).

@@ -1,11 +1,10 @@
 //! Programs of a bed: each on its own core, with a time limit, its output collected, gone with its parent.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use rustix::thread::{
 };
 
 use super::Host;
-use super::host::{enter_namespace, udp_port_bound};
+use super::host::enter_namespace;
 use super::leftovers::{Leftover, Registered, register, wait_for_end};
 
 /// How long a program may take to end after SIGTERM before it is killed.
@@ -27,9 +26,8 @@ const TERMINATION_LIMIT: Duration = Duration::from_secs(5);
 /// What to run: a program, its arguments, its core and its time limit.
 #[derive(Debug)]
 pub struct Launch {
-    program: PathBuf,
-    arguments: Vec<OsString>,
-    core: Option<usize>,
+    command: Command,
+    core: Option<CpuSet>,
     user: Option<u32>,
     goes_first: bool,
     time_limit: Duration,
@@ -37,36 +35,33 @@ pub struct Launch {
 
 impl Launch {
     /// `program` without arguments, on any core, for a minute at most.
-    pub fn new(program: impl Into<PathBuf>) -> Launch {
-        let time_limit = Duration::from_secs(60);
+    pub fn new(program: impl AsRef<OsStr>) -> Launch {
         Launch {
-            program: program.into(),
-            arguments: Vec::new(),
+            command: Command::new(program),
             core: None,
             user: None,
             goes_first: false,
-            time_limit,
+            time_limit: Duration::from_secs(60),
         }
     }
 
     /// Adds one argument.
     #[must_use]
-    pub fn arg(mut self, argument: impl Into<OsString>) -> Launch {
-        self.arguments.push(argument.into());
-        self
+    pub fn arg(self, argument: impl AsRef<OsStr>) -> Launch {
+        self.args([argument])
     }
 
     /// Adds arguments.
     #[must_use]
-    pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Launch {
-        self.arguments.extend(arguments.into_iter().map(Into::into));
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Launch {
+        self.command.args(arguments);
         self
     }
 
     /// Pins the program to one core.
     #[must_use]
     pub fn core(mut self, core: usize) -> Launch {
-        self.core = Some(core);
+        self.core.insert(CpuSet::new()).set(core);
         self
     }
 
@@ -94,12 +89,8 @@ impl Launch {
 
     /// The command as a user would type it.
     pub fn command_line(&self) -> String {
-        let words =
-            std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str));
-        words
-            .map(|word| word.to_string_lossy())
-            .collect::<Vec<_>>()
-            .join(" ")
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
     }
 
     /// Starts the program in the machine's own network.
@@ -109,26 +100,14 @@ impl Launch {
 
     /// Starts the program, in `host` if given. It ends when the *thread* that calls this ends
     /// (`PR_SET_PDEATHSIG` looks at threads): start programs from the thread that waits for them.
-    pub(super) fn spawn_in(self, host: Option<&Host>) -> Result<Program> {
-        let name = self
-            .program
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+    pub(super) fn spawn_in(mut self, host: Option<&Host>) -> Result<Program> {
+        let program = self.command.get_program().to_string_lossy().into_owned();
         let namespace = host.map(Host::open).transpose()?;
-        let cores = self.core.map(|core| {
-            let mut set = CpuSet::new();
-            set.set(core);
-            set
-        });
         let parent = rustix::process::getpid();
-        let (user, goes_first) = (self.user, self.goes_first);
+        let (core, user, goes_first) = (self.core, self.user, self.goes_first);
         let (stdout, stderr) = (Said::new()?, Said::new()?);
-        let mut command = Command::new(&self.program);
         // A process group of its own: Ctrl-C reaches this process alone, which then ends its programs.
-        command
-            .args(&self.arguments)
+        self.command
             .stdin(Stdio::null())
             .stdout(stdout.stdio()?)
             .stderr(stderr.stdio()?)
@@ -136,12 +115,12 @@ impl Launch {
         // SAFETY: between fork and exec the closure makes system calls only and allocates nothing: the namespace
         // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
         unsafe {
-            command.pre_exec(move || {
+            self.command.pre_exec(move || {
                 if let Some(namespace) = &namespace {
                     enter_namespace(namespace.as_fd())?;
                 }
-                if let Some(cores) = &cores {
-                    sched_setaffinity(None, cores)?;
+                if let Some(core) = &core {
+                    sched_setaffinity(None, core)?;
                 }
                 if goes_first {
                     let parameters = libc::sched_param { sched_priority: 1 };
@@ -166,34 +145,19 @@ impl Launch {
                 Ok(())
             });
         }
-        let mut child = command.spawn().map_err(|error| {
-            anyhow!(
-                "cannot start {}: {error}{}",
-                self.program.display(),
-                remedy(&error)
-            )
-        })?;
-        let pid = Pid::from_child(&child);
-        let registered = pidfd_open(pid, PidfdFlags::empty())
-            .map_err(anyhow::Error::from)
-            .and_then(|pidfd| {
-                let pidfd = Arc::new(pidfd);
-                Ok((register(Leftover::Process(pidfd.clone()))?, pidfd))
-            });
-        let (registered, pidfd) = match registered {
-            Ok(both) => both,
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(error.context(format!("cannot watch {name}")));
-            }
-        };
-        let deadline = Instant::now() + self.time_limit;
+        let child = self.command.spawn();
+        let child =
+            Running(child.map_err(|error| anyhow!("cannot start {program}: {error}{}", remedy(&error)))?);
+        let name = program.rsplit('/').next().unwrap_or_default().to_owned();
+        let watched = || format!("cannot watch {name}");
+        let pidfd = pidfd_open(Pid::from_child(&child.0), PidfdFlags::empty()).with_context(watched)?;
+        let pidfd = Arc::new(pidfd);
+        let registered = register(Leftover::Process(Arc::clone(&pidfd))).with_context(watched)?;
         Ok(Program {
             name,
             child,
             pidfd,
-            deadline,
+            deadline: Instant::now() + self.time_limit,
             time_limit: self.time_limit,
             stdout,
             stderr,
@@ -211,11 +175,22 @@ fn remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
+/// A process that is killed when this is dropped.
+#[derive(Debug)]
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A started program. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Program {
     name: String,
-    child: Child,
+    child: Running,
     pidfd: Arc<OwnedFd>,
     deadline: Instant,
     time_limit: Duration,
@@ -227,7 +202,7 @@ pub struct Program {
 impl Program {
     /// The process id.
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Waits until the program ends by itself. Running past its time limit is an error, and so is an exit code
@@ -261,11 +236,10 @@ impl Program {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if !wait_for_end(&self.pidfd, left) {
             self.signal(Signal::KILL);
-            let (name, limit) = (self.name.clone(), self.time_limit);
-            let words = self.reap()?.last_words();
+            let (words, limit) = (self.reap()?.last_words(), self.time_limit.as_secs_f64());
             bail!(
-                "{name} ran longer than its limit of {} s and was killed{words}",
-                limit.as_secs_f64()
+                "{} ran longer than its limit of {limit} s and was killed{words}",
+                self.name
             );
         }
         self.reap()
@@ -297,14 +271,14 @@ impl Program {
 
     /// Whether the program has ended by itself.
     pub fn has_ended(&mut self) -> Result<bool> {
-        let status = self.child.try_wait();
-        Ok(status.context("cannot ask for the program's state")?.is_some())
+        Ok(self.try_wait()?.is_some())
     }
 
-    /// Waits until the program (or anybody in its network) has bound UDP `port`. An error if it ends before.
-    pub fn await_udp_port(&mut self, port: u16) -> Result<()> {
-        let pid = self.id();
-        self.await_that(&format!("bound UDP port {port}"), |_| udp_port_bound(pid, port))
+    fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .0
+            .try_wait()
+            .context("cannot ask for the program's state")
     }
 
     /// Waits until the program has written `text` to standard error or standard output.
@@ -316,49 +290,33 @@ impl Program {
 
     /// Waits until the program has written a line that begins with `start` to standard error; the rest of that line.
     pub fn await_line(&mut self, start: &str) -> Result<String> {
-        self.await_text(start)?;
-        // The line's end may come a moment later.
-        self.await_that(&format!("ended the line {start:?}"), |program| {
-            rest_of_line(&program.stderr.text(), start).is_some()
-        })?;
-        rest_of_line(&self.stderr.text(), start).context("the line is gone")
+        let line = |program: &Program| rest_of_line(&program.stderr.text(), start);
+        self.await_that(&format!("said {start:?}"), |program| line(program).is_some())?;
+        line(self).context("the line is gone")
     }
 
     fn await_that(&mut self, what: &str, is_so: impl Fn(&Program) -> bool) -> Result<()> {
         loop {
-            let ended = self
-                .child
-                .try_wait()
-                .context("cannot ask for the program's state")?;
+            let ended = self.try_wait()?;
             // Asked after: it may be the last that the program said.
             if is_so(self) {
                 return Ok(());
             }
+            let (name, limit) = (&self.name, self.time_limit.as_secs_f64());
             if let Some(status) = ended {
-                let output = Output {
-                    status,
-                    stdout: String::new(),
-                    stderr: self.stderr.text(),
-                };
-                bail!(
-                    "{} ended ({status}) before it {what}{}",
-                    self.name,
-                    output.last_words()
-                );
+                let words = last_words(&self.stderr.text());
+                bail!("{name} ended ({status}) before it {what}{words}");
             }
-            if Instant::now() >= self.deadline {
-                bail!(
-                    "{} has not {what} within {} s",
-                    self.name,
-                    self.time_limit.as_secs_f64()
-                );
-            }
+            ensure!(
+                Instant::now() < self.deadline,
+                "{name} has not {what} within {limit} s"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     fn reap(&mut self) -> Result<Output> {
-        let status = self.child.wait().context("cannot wait for the program")?;
+        let status = self.child.0.wait().context("cannot wait for the program")?;
         Ok(Output {
             status,
             stdout: self.stdout.text(),
@@ -367,20 +325,11 @@ impl Program {
     }
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// What stands behind `start` on the first whole line that begins so.
 fn rest_of_line(text: &str, start: &str) -> Option<String> {
-    let lines = text
-        .split_inclusive('\n')
-        .filter_map(|line| line.strip_suffix('\n'));
-    let mut rests = lines.filter_map(|line| line.strip_prefix(start));
-    rests.next().map(|rest| rest.trim().to_owned())
+    let mut lines = text.split_inclusive('\n');
+    let rest = lines.find_map(|line| line.strip_suffix('\n')?.strip_prefix(start));
+    rest.map(|rest| rest.trim().to_owned())
 }
 
 /// What a program left.
@@ -401,18 +350,17 @@ impl Output {
             .with_context(|| format!("not the JSON object that was expected: {:?}", self.stdout.trim()))
     }
 
-    /// `: ` and the last lines of standard error, or nothing.
     fn last_words(&self) -> String {
-        let lines: Vec<&str> = self
-            .stderr
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .collect();
-        if lines.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", lines[lines.len().saturating_sub(5)..].join(" | "))
-        }
+        last_words(&self.stderr)
+    }
+}
+
+/// `: ` and the last lines of standard error, or nothing.
+fn last_words(stderr: &str) -> String {
+    let lines: Vec<&str> = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
+    match lines[lines.len().saturating_sub(5)..].join(" | ") {
+        nothing if nothing.is_empty() => nothing,
+        words => format!(": {words}"),
     }
 }
 

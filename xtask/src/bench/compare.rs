@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::bed::links::LinkConfig;
 use crate::bed::{Bed, BedConfig, Host, Impairments, Launch, Port, Program};
 use crate::machine::{command_line, revision, two_cores};
 use crate::workspace::Programs;
@@ -93,11 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         .map(|loss| bed.start_box(&programs.path("lm-bench"), &loss))
         .transpose()?;
     if lossy.is_none() && arguments.port.is_none() {
-        let plain = LinkConfig {
-            mtu: arguments.mtu,
-            ..PLAIN
-        };
-        words.extend(["--peer-host".to_owned(), bed.add_link(1, &plain)?.to_string()]);
+        words.extend(["--peer-host".to_owned(), bed.add_link(1)?.to_string()]);
     }
     words.extend_from_slice(&arguments.options);
     let printed = between(&bed, &programs, words);
@@ -122,17 +117,10 @@ pub(crate) fn for_show(programs: &Programs, rounds: u32, json: &Path) -> Result<
         .map(str::to_owned)
         .to_vec();
     words.extend(["--rounds".to_owned(), rounds.to_string()]);
-    words.extend(["--peer-host".to_owned(), bed.add_link(1, &PLAIN)?.to_string()]);
+    words.extend(["--peer-host".to_owned(), bed.add_link(1)?.to_string()]);
     words.extend(["--json".to_owned(), json.to_string_lossy().into_owned()]);
     between(&bed, programs, words)
 }
-
-/// Segmentation offloads are off for everyone.
-const PLAIN: LinkConfig = LinkConfig {
-    mtu: 1500,
-    queues: 2,
-    segmentation_offloads: false,
-};
 
 /// Runs `lm-bench compare` on the left host, with `serve` on the right one and on other senders; what it printed.
 ///
@@ -161,15 +149,4 @@ pub fn between(bed: &Bed, programs: &Programs, mut words: Vec<String>) -> Result
         server.stop()?;
     }
     Ok(output.stdout)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_are_like_the_beds_own() {
-        let bed = BedConfig::default();
-        assert_eq!((PLAIN.mtu, PLAIN.queues), (bed.mtu, bed.queues));
-    }
 }

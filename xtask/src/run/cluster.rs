@@ -30,7 +30,7 @@ pub(crate) fn exchange(
     seconds: f64,
     [seed, life]: [u64; 2],
 ) -> Result<Program> {
-    let hosts = ground.cluster.hosts().iter();
+    let hosts = ground.bed.hosts().iter();
     let peers: Vec<String> = hosts.map(|host| host.address().to_string()).collect();
     let limit = Duration::from_secs_f64(seconds) + 3 * PATIENCE;
     let line = format!(
@@ -51,7 +51,7 @@ pub(crate) fn exchange(
 /// Runs the command.
 pub(super) fn run(hosts: u32, programs: &Programs) -> Result<Value> {
     let ground = Ground::new(programs, "cluster", hosts)?;
-    let cluster = ground.cluster.hosts();
+    let cluster = ground.bed.hosts();
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",
         cluster[0].address(),

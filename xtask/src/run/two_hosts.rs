@@ -10,9 +10,6 @@ use crate::content;
 use crate::machine::{cores, two_cores};
 use crate::workspace::Programs;
 
-/// The control port of `lm-recv`: bound means that it listens.
-const CONTROL_PORT: u16 = 7169;
-
 pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     let content = Content::make(arguments.size)?;
     if cores() < 2 {
@@ -47,7 +44,7 @@ fn transfer(programs: &Programs, content: &Content) -> Result<Value> {
     println!("receiver   {}", receiver.command_line());
     println!("sender     {}", sender.command_line());
     let mut receiver = bed.right().spawn(receiver)?;
-    receiver.await_udp_port(CONTROL_PORT)?;
+    receiver.await_text("listening on")?;
     let sent = bed
         .left()
         .spawn(sender)?

@@ -111,13 +111,13 @@ impl Life {
     /// Starts a host's program for the time that is left.
     fn start(&self, at: usize) -> Result<Program> {
         let left = self.end.saturating_duration_since(Instant::now()).as_secs_f64();
-        let host = &self.ground.cluster.hosts()[at];
+        let host = &self.ground.bed.hosts()[at];
         exchange(&self.ground, host, left.max(0.1), [self.seed, self.lives[at]])
     }
 
     /// Kills a daemon or a program, and starts it again at once.
     fn kill(&mut self, dice: &mut Dice) -> Result<()> {
-        let hosts = self.ground.cluster.hosts();
+        let hosts = self.ground.bed.hosts();
         for (host, program) in hosts.iter().zip(&mut self.exchanges) {
             still_runs("program", host, program)?;
         }
@@ -150,7 +150,7 @@ impl Life {
     /// The daemons' sizes, in the hosts' order, of which the largest are told.
     fn sizes(&mut self, when: &str) -> Result<Vec<Size>> {
         let mut sizes = Vec::new();
-        for (host, program) in self.ground.cluster.hosts().iter().zip(&mut self.ground.running) {
+        for (host, program) in self.ground.bed.hosts().iter().zip(&mut self.ground.running) {
             // It may have been killed a moment ago.
             self.ground.daemons.await_ready(host, program)?;
             let [memory_kib] = status_kib(program.id(), ["VmRSS"])?;
@@ -199,7 +199,7 @@ fn unreached(reports: &[Value]) -> Result<Vec<String>> {
 /// Waits until no daemon has anything of the programs any more.
 fn await_end(ground: &Ground) -> Result<()> {
     let end = Instant::now() + END_LIMIT;
-    for host in ground.cluster.hosts() {
+    for host in ground.bed.hosts() {
         loop {
             let left = left_of(&ground.daemons.status(host)?);
             if left.is_empty() {
@@ -259,7 +259,7 @@ fn grown(before: &[Size], after: &[Size]) -> Result<()> {
 
 /// Ends the daemons; no gate may be left on any host.
 fn leave(ground: Ground) -> Result<()> {
-    let Ground { cluster, running, .. } = ground;
+    let Ground { bed, running, .. } = ground;
     for program in running {
         let output = program.stop()?;
         ensure!(
@@ -268,7 +268,7 @@ fn leave(ground: Ground) -> Result<()> {
             output.stderr.lines().last().unwrap_or("nothing")
         );
     }
-    for host in cluster.hosts() {
+    for host in bed.hosts() {
         ensure!(!host.has_xdp_program()?, "a gate is left on {}", host.address());
     }
     Ok(())
