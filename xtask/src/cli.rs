@@ -34,12 +34,20 @@ enum Command {
     Bench(bench::Arguments),
     Bed(hold::Arguments),
     Vm(vm::Arguments),
-    Gate(gate::Arguments),
+    /// Rebuild the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
+    ///
+    /// Needs clang. The objects are committed, so only who changes a program of the kernel runs this; the tests say
+    /// whether an object is stale.
+    Gate,
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
     ///
     /// Runs every step even if one fails, then says which did and what to do.
     Ci,
-    Dist(dist::Arguments),
+    /// Make a tarball of the tools that runs where no Rust is, in dist/ of cargo's target folder.
+    ///
+    /// The programs are linked statically, glibc included; the tarball is unpacked and each program started before
+    /// the command says where it lies.
+    Dist,
     #[command(hide = true)]
     VmTask(vm::checks::TaskArguments),
 }
@@ -75,9 +83,9 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Vm(arguments) => vm::command(&arguments),
-        Command::Gate(arguments) => gate::gate(&arguments),
+        Command::Gate => gate::build(),
         Command::Ci => verify::ci(),
-        Command::Dist(arguments) => dist::dist(&arguments),
+        Command::Dist => dist::dist(),
         Command::VmTask(arguments) => vm::checks::run(&arguments),
     }
 }

@@ -2,12 +2,11 @@
 //!
 //! Both need a nightly toolchain, which nothing else here does.
 
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
-use lm_measure::table::Table;
+use anyhow::{Context, Result, ensure};
 
+use crate::verify::is_ci;
 use crate::workspace::{cargo, root, run, target_dir};
 
 /// Fuzz every parser, the receiver's state machine on the simulated NIC, the gate, and the daemon.
@@ -39,6 +38,9 @@ const ENGINE: &str = "engine";
 /// Packages with tests that need no kernel.
 const PACKAGES: [&str; 3] = ["lm-protocol", "lm-cards", "lm-dataplane"];
 
+const NIGHTLY: [&str; 2] = ["+nightly", "--version"];
+const NO_NIGHTLY: &str = "no nightly toolchain: run `rustup toolchain install nightly`";
+
 /// Targets with a gate in the kernel.
 const WITH_GATE: [&str; 3] = ["daemon", "gate", "state"];
 
@@ -57,10 +59,8 @@ fn targets() -> Result<Vec<String>> {
     let folder = root().join("fuzz/fuzz_targets");
     let mut names = Vec::new();
     for file in std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = file.context("cannot read the fuzz targets")?.path();
-        if path.extension().is_some_and(|extension| extension == "rs") {
-            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-        }
+        let name = file?.file_name().into_string().unwrap_or_default();
+        names.extend(name.strip_suffix(".rs").map(ToOwned::to_owned));
     }
     names.sort();
     Ok(names)
@@ -74,14 +74,11 @@ fn shares(names: &[String], seconds: u64) -> Vec<u64> {
         _ if (others as usize) < names.len() => seconds / 2,
         _ => 0,
     };
-    names
-        .iter()
-        .map(|name| match name.as_str() {
-            ENGINE => for_engine,
-            _ => (seconds - for_engine) / others,
-        })
-        .map(|share| share.max(1))
-        .collect()
+    let share = |name: &String| match name.as_str() {
+        ENGINE => for_engine,
+        _ => (seconds - for_engine) / others,
+    };
+    names.iter().map(|name| share(name).max(1)).collect()
 }
 
 /// Runs `cargo xtask fuzz`.
@@ -100,26 +97,21 @@ pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
             known.join(", ")
         );
     }
-    let mut chosen = if arguments.target.is_empty() {
-        known
-    } else {
-        arguments.target.clone()
+    let mut chosen = match arguments.target.is_empty() {
+        true => known,
+        false => arguments.target.clone(),
     };
     if !rustix::process::geteuid().is_root() {
         chosen.retain(|name| !WITH_GATE.contains(&name.as_str()));
         println!("SKIPPED: {}: a gate needs root", WITH_GATE.join(", "));
     }
-    ensure!(
-        answers("cargo", &["+nightly", "--version"]),
-        "no nightly toolchain: run `rustup toolchain install nightly`"
-    );
+    ensure!(answers("cargo", &NIGHTLY), "{NO_NIGHTLY}");
     ensure!(
         answers("cargo", &["fuzz", "--version"]),
         "no cargo-fuzz: run `cargo install cargo-fuzz`"
     );
     let folder = root().join("fuzz");
     let found = target_dir()?.join("fuzz-corpus");
-    let mut table = Table::new(&["target", "seconds", ""]);
     let mut failed = Vec::new();
     for (name, seconds) in chosen.iter().zip(shares(&chosen, arguments.time)) {
         let kept = found.join(name);
@@ -135,21 +127,18 @@ pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
             // The daemon is ended by these.
             .args(["-handle_term=0", "-handle_usr1=0"])
             .arg(format!("-max_total_time={seconds}"));
-        let result = run(&mut command);
-        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-        table.row([name.as_str(), &seconds.to_string(), verdict]);
-        if result.is_err() {
-            failed.push(name.clone());
+        eprintln!("── {name}: {seconds} s");
+        if let Err(error) = run(&mut command) {
+            eprintln!("{error:#}");
+            failed.push(name.as_str());
         }
     }
-    eprintln!("\n{table}");
-    if !failed.is_empty() {
-        bail!(
-            "failed: {}; repeat with `cargo +nightly fuzz run --features libfuzzer --fuzz-dir fuzz TARGET \
-                fuzz/artifacts/TARGET/FILE`",
-            failed.join(", ")
-        );
-    }
+    ensure!(
+        failed.is_empty(),
+        "failed: {}; repeat with `cargo +nightly fuzz run --features libfuzzer --fuzz-dir fuzz TARGET \
+            fuzz/artifacts/TARGET/FILE`",
+        failed.join(", ")
+    );
     Ok(())
 }
 
@@ -166,34 +155,28 @@ fn nightly() -> Command {
 }
 
 pub(crate) fn lacking(what: &str) -> Result<()> {
-    ensure!(
-        std::env::var("CI").as_deref() != Ok("true"),
-        "{what}, and CI=true allows no skipping"
-    );
+    ensure!(!is_ci(), "{what}, and CI=true allows no skipping");
     println!("SKIPPED: {what}");
     Ok(())
 }
 
 fn asan() -> Result<()> {
-    if !answers("cargo", &["+nightly", "--version"]) {
-        return lacking("no nightly toolchain: run `rustup toolchain install nightly`");
+    if !answers("cargo", &NIGHTLY) {
+        return lacking(NO_NIGHTLY);
     }
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let build: PathBuf = target_dir()?.join("asan");
+    let build = target_dir()?.join("asan");
     for package in PACKAGES {
-        let mut command = nightly();
-        let tests = if package == "lm-protocol" {
-            "--tests"
-        } else {
-            "--lib"
+        let tests = match package {
+            "lm-protocol" => "--tests",
+            _ => "--lib",
         };
-        command
+        run(nightly()
             .args(["test", "--target", &target, "--package", package, tests])
             // `copies` starts valgrind on its own program, which valgrind cannot run with AddressSanitizer in it.
             .args(["--", "--skip", "sim_tests::copies"])
             .env("RUSTFLAGS", "-Zsanitizer=address")
-            .env("CARGO_TARGET_DIR", &build);
-        run(&mut command)?;
+            .env("CARGO_TARGET_DIR", &build))?;
     }
     Ok(())
 }
@@ -206,26 +189,15 @@ fn valgrind() -> Result<()> {
     if !answers("valgrind", &["--version"]) {
         return lacking("no valgrind: install it with the system's package manager");
     }
-    let runner = format!(
-        "CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER",
-        std::env::consts::ARCH.to_uppercase()
-    );
+    let architecture = std::env::consts::ARCH.to_uppercase();
+    let runner = format!("CARGO_TARGET_{architecture}_UNKNOWN_LINUX_GNU_RUNNER");
     // A random case takes valgrind fifty times as long.
-    let slow = [
-        "fuzzing",
-        "sim_tests::copies",
-        "sim_tests::hostile",
-        "sim_tests::transfer",
-        "sim_tests::resilience",
-        "sim_tests::soak",
-    ];
-    let skipped = slow.iter().flat_map(|name| ["--skip", name]);
+    let slow = "fuzzing sim_tests::copies sim_tests::hostile sim_tests::transfer sim_tests::resilience sim_tests::soak";
     for package in PACKAGES {
-        let mut command = cargo();
-        command
+        run(cargo()
             .args(["test", "--package", package, "--lib", "--"])
-            .args(skipped.clone());
-        run(command.env(&runner, VALGRIND))?;
+            .args(slow.split(' ').flat_map(|name| ["--skip", name]))
+            .env(&runner, VALGRIND))?;
     }
     Ok(())
 }

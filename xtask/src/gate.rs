@@ -4,7 +4,6 @@
 //! which would carry the compiler's name, is stripped (BTF stays). `NAME.sum` records the hashes of sources and object
 //! and the compiler, so that a machine without clang can still see that one was changed without the other.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,26 +15,13 @@ use crate::bed::leftovers::temporary_folder;
 use crate::content::hex;
 use crate::workspace::{root, run};
 
-/// Rebuild the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
-///
-/// Needs clang. The objects are committed, so only who changes a program of the kernel runs this.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// Change nothing; fail if an object is stale
-    #[arg(long)]
-    check: bool,
-}
-
-/// Runs `cargo xtask gate`.
-pub fn gate(arguments: &Arguments) -> Result<()> {
-    match arguments.check {
-        true => check(),
-        false => ALL.iter().try_for_each(|object| {
-            let compiler = object.build(&root().join(object.folder))?;
-            println!("{}.o built by {compiler}", object.name);
-            Ok(())
-        }),
-    }
+/// Rebuilds the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
+pub fn build() -> Result<()> {
+    ALL.iter().try_for_each(|object| {
+        let compiler = object.build(&root().join(object.folder))?;
+        println!("{}.o built by {compiler}", object.name);
+        Ok(())
+    })
 }
 
 /// Whether each object was made from its sources.
@@ -64,27 +50,24 @@ struct Object {
     sources: &'static [&'static str],
 }
 
-const GATE: Object = Object {
-    name: "gate",
-    folder: "ebpf",
-    sources: &["gate.c", "gate.h"],
-};
-
-/// The impairment box's forwarder.
-const IMPAIR: Object = Object {
-    name: "impair",
-    folder: "bench/box",
-    sources: &["impair.c"],
-};
-
-/// The XDP program of bare AF_XDP.
-const REDIRECT: Object = Object {
-    name: "redirect",
-    folder: "bench",
-    sources: &["redirect.c"],
-};
-
-const ALL: [Object; 3] = [GATE, IMPAIR, REDIRECT];
+/// The gate, the impairment box's forwarder, and the XDP program of bare AF_XDP.
+const ALL: [Object; 3] = [
+    Object {
+        name: "gate",
+        folder: "ebpf",
+        sources: &["gate.c", "gate.h"],
+    },
+    Object {
+        name: "impair",
+        folder: "bench/box",
+        sources: &["impair.c"],
+    },
+    Object {
+        name: "redirect",
+        folder: "bench",
+        sources: &["redirect.c"],
+    },
+];
 
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
@@ -98,8 +81,8 @@ impl Object {
         let (compiler, object) = self
             .compile(root, None)?
             .context("no clang with a matching llvm-strip is installed")?;
-        fs::write(self.object(root), &object)?;
-        fs::write(self.sums(root), self.sum(root, &object, &compiler)?)?;
+        fs::write(self.path(root, "o"), &object)?;
+        fs::write(self.path(root, "sum"), self.sum(root, &object, &compiler)?)?;
         Ok(compiler)
     }
 
@@ -107,8 +90,8 @@ impl Object {
     /// here, so that hashes alone were compared.
     fn check(&self, root: &Path) -> Result<Option<String>> {
         let name = self.name;
-        let object = read(&self.object(root))?;
-        let recorded = String::from_utf8(read(&self.sums(root))?)?;
+        let object = read(&self.path(root, "o"))?;
+        let recorded = String::from_utf8(read(&self.path(root, "sum"))?)?;
         let mut lines = recorded.lines();
         let compiler = lines.find_map(|line| line.strip_prefix("compiler "));
         let compiler =
@@ -127,12 +110,8 @@ impl Object {
         Ok(None)
     }
 
-    fn object(&self, root: &Path) -> PathBuf {
-        root.join(format!("{}.o", self.name))
-    }
-
-    fn sums(&self, root: &Path) -> PathBuf {
-        root.join(format!("{}.sum", self.name))
+    fn path(&self, root: &Path, ending: &str) -> PathBuf {
+        root.join(self.name).with_extension(ending)
     }
 
     /// Compiles with the first clang found, or with the one whose version is `wanted`; `None` if there is none.
@@ -144,7 +123,7 @@ impl Object {
                 continue;
             }
             let (folder, _folder) = temporary_folder(&std::env::temp_dir(), self.name)?;
-            let output = folder.join(self.object(Path::new("")));
+            let output = self.path(&folder, "o");
             let source = root.join("src").canonicalize()?;
             run(Command::new(clang)
                 .args(FLAGS)
@@ -163,12 +142,10 @@ impl Object {
         let mut text = String::new();
         for name in self.sources {
             let hash = hash(&read(&root.join("src").join(name))?);
-            let _ = writeln!(text, "source {name} {hash}");
+            text += &format!("source {name} {hash}\n");
         }
-        let _ = writeln!(text, "object {}.o {}", self.name, hash(object));
-        let _ = writeln!(text, "flags {}", FLAGS.join(" "));
-        let _ = writeln!(text, "compiler {compiler}");
-        Ok(text)
+        let (name, object, flags) = (self.name, hash(object), FLAGS.join(" "));
+        Ok(text + &format!("object {name}.o {object}\nflags {flags}\ncompiler {compiler}\n"))
     }
 }
 
@@ -176,10 +153,8 @@ impl Object {
 fn version(tool: &str) -> Option<String> {
     let output = Command::new(tool).arg("--version").output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout);
-    output
-        .status
-        .success()
-        .then(|| said.lines().next().unwrap_or_default().trim().to_owned())
+    let line = said.lines().next().filter(|_| output.status.success())?;
+    Some(line.trim().to_owned())
 }
 
 fn hash(bytes: &[u8]) -> String {
@@ -203,7 +178,7 @@ mod tests {
     fn a_stale_object_is_noticed() {
         let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stale").unwrap();
         let copy = |name: &str| {
-            let from = root().join(GATE.folder).join(name);
+            let from = root().join(ALL[0].folder).join(name);
             std::fs::copy(from, folder.join(name)).unwrap();
         };
         std::fs::create_dir_all(folder.join("src")).unwrap();
@@ -211,13 +186,13 @@ mod tests {
             copy(name);
         }
         // In another folder the same compiler makes the same bytes.
-        let fresh = GATE.check(&folder);
+        let fresh = ALL[0].check(&folder);
         let mut stale = Vec::new();
         for name in ["gate.o", "src/gate.c", "src/gate.h"] {
             let mut bytes = std::fs::read(folder.join(name)).unwrap();
             bytes.push(b'\n');
             std::fs::write(folder.join(name), bytes).unwrap();
-            stale.push(GATE.check(&folder));
+            stale.push(ALL[0].check(&folder));
             copy(name);
         }
         fresh.unwrap();

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 /// Kernel, processor, cores, time, command and commit of this measurement.
@@ -28,9 +29,8 @@ pub fn describe() -> Value {
 }
 
 /// What was typed, without where its results went.
-pub fn command_line(arguments: impl Iterator<Item = String>) -> String {
+pub fn command_line(mut arguments: impl Iterator<Item = String>) -> String {
     let mut line = vec!["cargo xtask".to_owned()];
-    let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--json" => {
@@ -43,22 +43,18 @@ pub fn command_line(arguments: impl Iterator<Item = String>) -> String {
     line.join(" ")
 }
 
-/// Fields of a process's `status` that count KiB: VmRSS, HugetlbPages and so on.
-pub fn status_kib<const N: usize>(pid: u32, names: [&str; N]) -> Result<[u64; N]> {
+/// The sum of fields of a process's `status` that count KiB: VmRSS, HugetlbPages and so on.
+pub fn status_kib(pid: u32, names: &[&str]) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let found = names.map(|name| kib_in(&text, name));
-    ensure!(
-        found.iter().all(Option::is_some),
-        "{path} does not tell {}",
-        names.join(", ")
-    );
-    Ok(found.map(Option::unwrap_or_default))
+    let field = |name: &&str| kib_in(&text, name).with_context(|| format!("{path} does not tell {name}"));
+    names.iter().map(field).sum()
 }
 
 fn kib_in(status: &str, name: &str) -> Option<u64> {
-    let fields = status.lines().filter_map(|line| line.split_once(':'));
-    let (_, value) = fields.into_iter().find(|(field, _)| *field == name)?;
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
@@ -69,8 +65,20 @@ pub fn cores() -> usize {
 
 /// The compiler's version, by its own words.
 pub fn rustc() -> Option<String> {
-    let output = std::process::Command::new("rustc").arg("--version").output();
-    let output = output.ok().filter(|output| output.status.success())?;
+    said_by(Command::new("rustc").arg("--version"))
+}
+
+/// The commit of this tree, `-dirty` where it is not quite that.
+pub fn revision() -> Option<String> {
+    let mut git = Command::new("git");
+    said_by(
+        git.current_dir(crate::workspace::root())
+            .args(["describe", "--always", "--dirty"]),
+    )
+}
+
+fn said_by(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -80,36 +88,6 @@ pub fn two_cores() -> [usize; 2] {
     let mut cores = (0..1024).filter(|&core| allowed.as_ref().is_some_and(|set| set.is_set(core)));
     let first = cores.next().unwrap_or(0);
     [first, cores.next().unwrap_or(first)]
-}
-
-/// Keeps idle cores from sleeping (PM QoS, Linux Documentation/power/pm_qos_interface.rst) as long as the file is open,
-/// as latency measurements such as cyclictest do: on a virtual machine a core that sleeps is given away, and comes back
-/// when it comes back.
-///
-/// # Errors
-/// The file cannot be opened or written.
-pub fn keep_cores_awake() -> Result<File> {
-    let path = "/dev/cpu_dma_latency";
-    // The latency that is borne, in microseconds.
-    let open = || {
-        let mut file = File::options().write(true).open(path)?;
-        file.write_all(&0_i32.to_ne_bytes())?;
-        Ok::<File, std::io::Error>(file)
-    };
-    open().with_context(|| {
-        format!(
-            "cannot keep idle cores awake by {path}; run as root on the host, not in a container without it"
-        )
-    })
-}
-
-/// The commit of this tree, `-dirty` where it is not quite that.
-pub fn revision() -> Option<String> {
-    let mut git = std::process::Command::new("git");
-    git.current_dir(crate::workspace::root())
-        .args(["describe", "--always", "--dirty"]);
-    let output = git.output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// A result file that is written whole or not at all. Opened before anything is measured: that it cannot be
@@ -189,10 +167,9 @@ mod tests {
             ["VmRSS", "HugetlbPages", "Vm", "Name"].map(|name| kib_in(text, name)),
             [Some(13_000), Some(4096), None, None]
         );
-        let [resident, _] = status_kib(std::process::id(), ["VmRSS", "HugetlbPages"]).unwrap();
-        assert!(resident > 0);
+        assert!(status_kib(std::process::id(), &["VmRSS", "HugetlbPages"]).unwrap() > 0);
         assert!(
-            status_kib(std::process::id(), ["VmNothing"])
+            status_kib(std::process::id(), &["VmNothing"])
                 .unwrap_err()
                 .to_string()
                 .contains("VmNothing")

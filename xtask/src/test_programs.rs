@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::tally::{Tally, without_line};
@@ -28,7 +28,7 @@ const NAMES: &str = "xtask/test-names.txt";
 
 /// A test program, or all documentation tests.
 struct Program {
-    /// Its source, from the workspace's root; nothing for documentation tests, whose names say it.
+    /// Its source, from the workspace's root; the names of documentation tests say theirs.
     source: String,
     /// Where its tests run: the package's folder.
     folder: PathBuf,
@@ -37,13 +37,6 @@ struct Program {
 }
 
 impl Program {
-    fn name(&self) -> &str {
-        match self.path {
-            Some(_) => &self.source,
-            None => "documentation tests",
-        }
-    }
-
     /// What stands before the names of its tests.
     fn prefix(&self) -> String {
         match self.path {
@@ -54,36 +47,30 @@ impl Program {
 
     /// Where cargo would run it, with what it would say.
     fn command(&self, selection: &Selection, filters: &[String], for_tests: &[&str]) -> Command {
-        match &self.path {
-            Some(path) => {
-                let mut command = Command::new(path);
-                command
-                    .current_dir(&self.folder)
-                    .env("CARGO_MANIFEST_DIR", &self.folder);
-                command.args(filters).args(for_tests).stdin(Stdio::null());
-                command
-            }
-            None => {
-                let mut command = selection.command(&["test", "--doc"]);
-                command.args(filters);
-                command.arg("--").args(for_tests);
-                command
-            }
-        }
+        let Some(path) = &self.path else {
+            let mut command = selection.command(&["test", "--doc"]);
+            command.args(filters).arg("--").args(for_tests);
+            return command;
+        };
+        let mut command = Command::new(path);
+        command
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder)
+            .args(filters)
+            .args(for_tests)
+            .stdin(Stdio::null());
+        command
     }
 
     /// Runs it, with whatever it prints in one piece; what passing tests printed is left out.
     fn run(&self, selection: &Selection, filters: &[String], for_tests: &[&str]) -> Result<Tally> {
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let started = Instant::now();
-        let mut child = {
-            let mut command = self.command(selection, filters, for_tests);
-            command.stdout(writer.try_clone()?).stderr(writer);
-            let line = command_line(&command);
-            command
-                .spawn()
-                .with_context(|| format!("cannot start `{line}`"))?
-        };
+        let mut command = self.command(selection, filters, for_tests);
+        let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
+        let mut child = child.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
+        // Its ends of the pipe.
+        drop(command);
         let mut tally = Tally::default();
         let mut shown = String::new();
         for bytes in BufReader::new(reader).split(b'\n') {
@@ -99,27 +86,34 @@ impl Program {
             tally.failed = 1;
             tally
                 .failures
-                .push(format!("{} ended with {status}", self.name()));
+                .push(format!("{} ended with {status}", self.source));
         }
         let seconds = started.elapsed().as_secs_f64();
         let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "── {}: {seconds:.1} s\n{shown}", self.name());
+        let _ = writeln!(out, "── {}: {seconds:.1} s\n{shown}", self.source);
         Ok(tally)
     }
 
     /// The names of its tests, as [`NAMES`] has them.
     fn list(&self) -> Result<Vec<String>> {
         let mut command = self.command(&Selection::default(), &[], &["--list"]);
-        let output = command.stderr(Stdio::inherit()).output();
-        let output = output.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
-        ensure!(output.status.success(), "`{}` failed", command_line(&command));
-        let said = String::from_utf8_lossy(&output.stdout);
+        let said = output(&mut command)?;
         let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
-        let prefix = self.prefix();
-        Ok(names
-            .map(|name| format!("{prefix}{}", without_line(name)))
-            .collect())
+        let name = |name| format!("{}{}", self.prefix(), without_line(name));
+        Ok(names.map(name).collect())
     }
+}
+
+/// What a command prints that ends well.
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start `{}`", command_line(command)))?;
+    ensure!(
+        output.status.success(),
+        "`{}` failed; its own message is above",
+        command_line(command)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -129,29 +123,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Which tests: of these packages, without any of the whole workspace.
 #[derive(Debug, Default)]
-pub(crate) struct Selection {
-    pub(crate) packages: Vec<String>,
-    pub(crate) release: bool,
-}
+pub(crate) struct Selection(pub(crate) Vec<String>);
 
 impl Selection {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = cargo();
-        command.args(words).args(self.release.then_some("--release"));
-        command.args(self.packages.is_empty().then_some("--workspace"));
-        command.args(self.packages.iter().flat_map(|name| ["--package", name]));
+        command
+            .args(words)
+            .args(self.0.is_empty().then_some("--workspace"));
+        command.args(self.0.iter().flat_map(|name| ["--package", name]));
         command
     }
 
     /// Runs its tests, or those whose names have one of `filters` in them.
     pub(crate) fn run(&self, filters: &[String], for_tests: &[String]) -> Result<Tally> {
-        if !self.packages.is_empty() {
+        if !self.0.is_empty() {
             // Tests start programs of other packages. With all tests cargo builds all of them.
-            let whole = Selection {
-                release: self.release,
-                ..Selection::default()
-            };
-            run(&mut whole.command(&["build", "--bins"]))?;
+            run(&mut Selection::default().command(&["build", "--bins"]))?;
         }
         let programs = self.build()?;
         let mut arguments = vec!["--show-output"];
@@ -159,19 +147,17 @@ impl Selection {
         let waiting = Mutex::new(programs.iter());
         let sum = Mutex::new(Tally::default());
         let work = || -> Result<()> {
-            loop {
-                let Some(program) = lock(&waiting).next() else {
-                    return Ok(());
-                };
+            while let Some(program) = { lock(&waiting).next() } {
                 let tally = program.run(self, filters, &arguments)?;
                 lock(&sum).add(tally, &program.prefix());
             }
+            Ok(())
         };
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+            let workers = [(); AT_ONCE].map(|()| scope.spawn(work));
             let mut results = workers
-                .into_iter()
-                .map(|worker| worker.join().expect("a worker does not panic"));
+                .map(|worker| worker.join().expect("a worker does not panic"))
+                .into_iter();
             results.try_for_each(|result| result)
         })?;
         Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
@@ -181,17 +167,14 @@ impl Selection {
     fn build(&self) -> Result<Vec<Program>> {
         let mut command = self.command(&["test", "--no-run"]);
         command.arg("--message-format=json-render-diagnostics");
-        let line = command_line(&command);
-        let output = command.stderr(Stdio::inherit()).output();
-        let output = output.with_context(|| format!("cannot start `{line}`"))?;
+        let mut programs = programs_in(&output(&mut command)?, root());
         ensure!(
-            output.status.success(),
-            "`{line}` failed; its own message is above"
+            !programs.is_empty(),
+            "`{}` named no test program",
+            command_line(&command)
         );
-        let mut programs = programs_in(&String::from_utf8_lossy(&output.stdout), root());
-        ensure!(!programs.is_empty(), "`{line}` named no test program");
         programs.push(Program {
-            source: String::new(),
+            source: "documentation tests".to_owned(),
             folder: root().to_owned(),
             path: None,
         });
@@ -228,13 +211,12 @@ pub(crate) fn compare(ran: &BTreeSet<String>) -> Result<()> {
     let text =
         text.with_context(|| format!("cannot read {NAMES}; `cargo xtask test --update-names` makes it"))?;
     let differences = differences(&text, ran);
-    if !differences.is_empty() {
-        bail!(
-            "{NAMES} has other tests than ran (-: vanished, +: new); where that is meant, commit what \
-             `cargo xtask test --update-names` makes of it\n{}",
-            differences.join("\n")
-        );
-    }
+    ensure!(
+        differences.is_empty(),
+        "{NAMES} has other tests than ran (-: vanished, +: new); where that is meant, commit what \
+         `cargo xtask test --update-names` makes of it\n{}",
+        differences.join("\n")
+    );
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use lm_measure::table::Table;
 
 use crate::bench;
@@ -24,15 +24,12 @@ pub struct TestArguments {
     /// Only this package (may be repeated); without it the whole workspace.
     #[arg(short, long, value_name = "NAME")]
     package: Vec<String>,
-    /// Test the release builds.
-    #[arg(long)]
-    release: bool,
     /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time;
     /// runs none.
-    #[arg(long, conflicts_with_all = ["package", "release"])]
+    #[arg(long, conflicts_with = "package")]
     update_names: bool,
     /// Instead: lower the bases of xtask/size.txt to what there is, and raise none; runs none.
-    #[arg(long, conflicts_with_all = ["package", "release", "update_names"])]
+    #[arg(long, conflicts_with_all = ["package", "update_names"])]
     update_size: bool,
     /// Parts of the names of tests to run, then `-- --test-threads 1` and what else test programs take.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
@@ -47,33 +44,27 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     if arguments.update_size {
         return size::lower();
     }
-    let (filters, for_tests) = match arguments.rest.iter().position(|word| word == "--") {
-        Some(at) => (&arguments.rest[..at], &arguments.rest[at + 1..]),
-        None => (&arguments.rest[..], &[][..]),
-    };
-    let selection = test_programs::Selection {
-        packages: arguments.package.clone(),
-        release: arguments.release,
-    };
-    let tally = selection.run(filters, for_tests)?;
+    let mut words = arguments.rest.split(|word| word == "--");
+    let (filters, for_tests) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let tally = test_programs::Selection(arguments.package.clone()).run(filters, for_tests)?;
 
     println!();
-    if !tally.skipped.is_empty() {
-        println!("skipped:");
-        for (name, reason) in &tally.skipped {
-            println!("  {name}: {reason}");
+    let told = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            println!("{title}\n  {}", lines.join("\n  "));
         }
-    }
-    if !tally.absent.is_empty() {
-        println!("parts of tests left out, because this kernel has no");
-        for (name, what) in &tally.absent {
-            println!("  {what}: {name}");
-        }
-    }
-    if !tally.failures.is_empty() {
-        println!("failed:");
-        tally.failures.iter().for_each(|name| println!("  {name}"));
-    }
+    };
+    let skipped = tally
+        .skipped
+        .iter()
+        .map(|(name, reason)| format!("{name}: {reason}"));
+    told("skipped:", skipped.collect());
+    let absent = tally.absent.iter().map(|(name, what)| format!("{what}: {name}"));
+    told(
+        "parts of tests left out, because this kernel has no",
+        absent.collect(),
+    );
+    told("failed:", tally.failures.clone());
     let skipped = tally.skipped.len() as u64;
     let passed = tally.passed.saturating_sub(skipped);
     println!("{passed} passed, {} failed, {skipped} skipped", tally.failed);
@@ -102,13 +93,8 @@ pub(crate) fn is_ci() -> bool {
 /// A step: its name, what to do when it fails, and what it does.
 type Step = (&'static str, &'static str, fn() -> Result<()>);
 
-/// What came of a step.
-struct Ran {
-    name: &'static str,
-    remedy: &'static str,
-    seconds: f64,
-    result: Result<()>,
-}
+/// What came of a step: what stands in the table, and what is to be done.
+type Ran = ([String; 3], Option<String>);
 
 fn run_step((name, remedy, step): Step) -> Ran {
     eprintln!("── {name}");
@@ -117,12 +103,10 @@ fn run_step((name, remedy, step): Step) -> Ran {
     if let Err(error) = &result {
         eprintln!("error in {name}: {error:#}");
     }
-    Ran {
-        name,
-        remedy,
-        seconds: started.elapsed().as_secs_f64(),
-        result,
-    }
+    let seconds = format!("{:.1}", started.elapsed().as_secs_f64());
+    let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+    let to_do = result.is_err().then(|| format!("{name} ({remedy})"));
+    ([name.to_owned(), seconds, verdict.to_owned()], to_do)
 }
 
 /// What all steps of `cargo xtask ci` together are to take at most.
@@ -200,20 +184,15 @@ pub fn ci() -> Result<()> {
     });
     let mut table = Table::new(&["step", "seconds", ""]);
     let mut failed = Vec::new();
-    for one in &ran {
-        let verdict = if one.result.is_ok() { "ok" } else { "FAILED" };
-        table.row([one.name, &format!("{:.1}", one.seconds), verdict]);
-        if one.result.is_err() {
-            failed.push(format!("{} ({})", one.name, one.remedy));
-        }
+    for (row, to_do) in ran {
+        table.row(row);
+        failed.extend(to_do);
     }
     eprintln!("\n{table}");
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     if minutes > MINUTES {
         eprintln!("took {minutes:.1} min, and is to take {MINUTES}: {LATER}");
     }
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }

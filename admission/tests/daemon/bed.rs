@@ -113,7 +113,7 @@ impl Hosts {
     pub(crate) fn tool(
         &self,
         side: Side,
-        arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString>>,
+        arguments: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>,
     ) -> Program {
         let [enter, namespace, program] = self.words(side);
         Launch::new(enter)

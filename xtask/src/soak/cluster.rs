@@ -153,10 +153,9 @@ impl Life {
         for (host, program) in self.ground.bed.hosts().iter().zip(&mut self.ground.running) {
             // It may have been killed a moment ago.
             self.ground.daemons.await_ready(host, program)?;
-            let [memory_kib] = status_kib(program.id(), ["VmRSS"])?;
             sizes.push(Size {
                 descriptors: std::fs::read_dir(format!("/proc/{}/fd", program.id()))?.count() as u64,
-                memory_kib,
+                memory_kib: status_kib(program.id(), &["VmRSS"])?,
             });
         }
         let most = |of: fn(&Size) -> u64| sizes.iter().map(of).max().unwrap_or(0);

@@ -49,11 +49,7 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<()> {
         source.ensure_same(&received)?;
         std::fs::remove_file(&received).with_context(|| format!("cannot remove {}", received.display()))?;
         // Ordinary and huge pages.
-        memory.push(
-            status_kib(receiver.id(), ["VmRSS", "HugetlbPages"])?
-                .iter()
-                .sum::<u64>(),
-        );
+        memory.push(status_kib(receiver.id(), &["VmRSS", "HugetlbPages"])?);
     }
     let report = receiver.stop()?;
     let report = (report.json()).with_context(|| format!("lm-recv: {}", report.stderr))?;
