@@ -6,7 +6,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::output::{self, describe};
@@ -15,9 +15,6 @@ use crate::transfer::wire::Digest;
 /// How many payload ranges one read fills (Linux allows 1024). 64 are some 90 KiB, so that the poll engine has its
 /// turn every few ten microseconds.
 pub const RANGES_PER_READ: usize = 64;
-
-/// How long one wait for a slow stream lasts before the poll engine gets its next round, in nanoseconds.
-const STREAM_WAIT_NS: i64 = 1_000_000;
 
 /// An opened input.
 #[derive(Debug)]
@@ -45,38 +42,31 @@ impl Input {
         let name = argument.display();
         if argument == Path::new("-") {
             let file = io::stdin().as_fd().try_clone_to_owned();
-            let file: File = file
-                .map_err(|error| format!("cannot read standard input: {}", describe(&error)))?
-                .into();
+            let file = file.map_err(|error| format!("cannot read standard input: {}", describe(&error)))?;
             // `lm-send - < file` stays a stream: its position may be anywhere.
-            return Ok(Input::Stream { file });
+            return Ok(Input::Stream { file: file.into() });
         }
         // Looked at before it is opened: opening a FIFO waits for its writer, and that is what is wanted then.
-        let metadata = fs::metadata(argument);
-        let metadata = metadata.map_err(|error| match error.kind() {
+        let unreadable = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => format!("{name} does not exist; check the name"),
             _ => format!("cannot read {name}: {}; check its permissions", describe(&error)),
-        })?;
+        };
+        let metadata = fs::metadata(argument).map_err(unreadable)?;
         if metadata.is_dir() {
             return Err(format!(
                 "{name} is a directory; pack it first: tar -c {name} | lm-send ... -"
             ));
         }
-        let file = File::open(argument)
-            .map_err(|error| format!("cannot read {name}: {}; check its permissions", describe(&error)))?;
+        let file = File::open(argument).map_err(unreadable)?;
         if !metadata.is_file() {
             return Ok(Input::Stream { file });
         }
-        let len = file.metadata().map_or(metadata.len(), |metadata| metadata.len());
-        // Files in /proc say 0 and have content.
-        if len == 0 && !has_content(&file) {
-            return Err(format!("{name} is empty; there is nothing to send"));
+        match file.metadata().map_or(metadata.len(), |metadata| metadata.len()) {
+            // Files in /proc say 0 and have content.
+            0 if has_content(&file) => Ok(Input::Stream { file }),
+            0 => Err(format!("{name} is empty; there is nothing to send")),
+            len => Ok(Input::File { file, len }),
         }
-        Ok(if len == 0 {
-            Input::Stream { file }
-        } else {
-            Input::File { file, len }
-        })
     }
 
     /// The length in bytes, when it is known.
@@ -118,27 +108,24 @@ impl Input {
         offset: u64,
         between: &mut dyn FnMut() -> bool,
     ) -> io::Result<u64> {
-        let mut ranges = Ranges {
-            rest: ranges,
-            partly: None,
-        };
+        let mut ranges = ranges.filter(|range| !range.is_empty()).map(IoSliceMut::new);
+        let mut batch = Vec::with_capacity(RANGES_PER_READ);
         let mut filled = 0;
         loop {
-            let mut batch: [IoSliceMut<'a>; RANGES_PER_READ] =
-                std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let count = ranges.take(&mut batch);
-            if count == 0 {
+            // What a short read left over comes first.
+            batch.extend(ranges.by_ref().take(RANGES_PER_READ - batch.len()));
+            if batch.is_empty() {
                 return Ok(filled);
             }
             let read = match self {
-                Input::File { file, .. } => rustix::io::preadv(file, &mut batch[..count], offset + filled),
+                Input::File { file, .. } => rustix::io::preadv(file, &mut batch, offset + filled),
                 Input::Stream { file } => {
-                    while !readable(file)? {
+                    while !output::is_ready(file, PollFlags::IN)? {
                         if !between() {
-                            return Err(interrupted());
+                            return Err(output::stopped());
                         }
                     }
-                    rustix::io::readv(file, &mut batch[..count])
+                    rustix::io::readv(file, &mut batch)
                 }
             };
             let read = match read {
@@ -148,78 +135,19 @@ impl Input {
                 Err(error) => return Err(error.into()),
             };
             filled += read as u64;
-            ranges.give_back(batch, count, read);
+            let mut rest = &mut batch[..];
+            IoSliceMut::advance_slices(&mut rest, read);
+            let left = rest.len();
+            batch.drain(..batch.len() - left);
             if !between() {
-                return Err(interrupted());
+                return Err(output::stopped());
             }
         }
     }
-}
-
-fn interrupted() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "stopped")
 }
 
 fn has_content(file: &File) -> bool {
     rustix::io::pread(file, &mut [0u8; 1], 0).is_ok_and(|read| read > 0)
-}
-
-/// Waits up to [`STREAM_WAIT_NS`] until a read would not block. The end of the stream counts.
-fn readable(file: &File) -> io::Result<bool> {
-    let wait = Timespec {
-        tv_sec: 0,
-        tv_nsec: STREAM_WAIT_NS,
-    };
-    match rustix::event::poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&wait)) {
-        Ok(ready) => Ok(ready > 0),
-        Err(Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The ranges still to fill, taken in batches; what a short read left over comes first in the next one.
-struct Ranges<'a, I> {
-    rest: I,
-    partly: Option<Leftover<'a>>,
-}
-
-/// A batch of which only the ranges from `next` on are still to fill.
-struct Leftover<'a> {
-    batch: [IoSliceMut<'a>; RANGES_PER_READ],
-    next: usize,
-    end: usize,
-}
-
-impl<'a, I: Iterator<Item = &'a mut [u8]>> Ranges<'a, I> {
-    fn take(&mut self, batch: &mut [IoSliceMut<'a>; RANGES_PER_READ]) -> usize {
-        let mut count = 0;
-        if let Some(mut left) = self.partly.take() {
-            for range in &mut left.batch[left.next..left.end] {
-                batch[count] = std::mem::replace(range, IoSliceMut::new(&mut []));
-                count += 1;
-            }
-        }
-        while count < RANGES_PER_READ {
-            let Some(range) = self.rest.next() else { break };
-            if !range.is_empty() {
-                batch[count] = IoSliceMut::new(range);
-                count += 1;
-            }
-        }
-        count
-    }
-
-    fn give_back(&mut self, mut batch: [IoSliceMut<'a>; RANGES_PER_READ], end: usize, read: usize) {
-        let mut read = read;
-        for next in 0..end {
-            if read < batch[next].len() {
-                batch[next].advance(read);
-                self.partly = Some(Leftover { batch, next, end });
-                return;
-            }
-            read -= batch[next].len();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,10 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::event::Timespec;
 use rustix::io::Errno;
 
 pub use self::destination::Destination;
 use self::destination::{Kind, Partial};
+pub(crate) use self::destination::{is_ready, stopped};
 use self::part::Kept;
 pub use self::part::{Source, digest};
 use self::space::{Room, Space};
@@ -35,8 +37,11 @@ pub const FILE_PIECE_LEN: usize = 256 << 10;
 /// Bytes written to a pipe at once: what fits without blocking after `poll(2)` said writable (PIPE_BUF, pipe(7)).
 const STREAM_PIECE_LEN: usize = 4096;
 
-/// How long one wait for a slow reader lasts before the poll engine gets its next round, in nanoseconds.
-const STREAM_WAIT_NS: i64 = 1_000_000;
+/// How long one wait for a slow stream lasts before the poll engine gets its next round.
+const STREAM_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
 
 /// What `st_blocks` counts in, in bytes (stat(2)).
 const BLOCK_LEN: u64 = 512;

@@ -399,7 +399,7 @@ impl Tool {
     fn tell(&mut self) {
         while let Some(event) = self.receiver.take_event() {
             match event {
-                Event::Started { .. } => {
+                Event::Started => {
                     let announced = self.receiver.announced_bytes();
                     self.meter
                         .expect((announced > 0).then_some(self.meter.bytes + announced));

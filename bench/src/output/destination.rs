@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
 
 use super::space::Room;
 use super::{
-    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT_NS, full, lacks, numbered, parent,
+    FILE_PIECE_LEN, NUMBERS_MAX, OutputError, STREAM_PIECE_LEN, STREAM_WAIT, full, lacks, numbered, parent,
 };
 use crate::transfer::wire::Refusal;
 
@@ -246,7 +246,7 @@ impl Destination {
     }
 }
 
-pub(super) fn stopped() -> io::Error {
+pub(crate) fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "stopped")
 }
 
@@ -258,7 +258,7 @@ fn write_stream(
 ) -> io::Result<()> {
     let piece_len = if blocks { STREAM_PIECE_LEN } else { FILE_PIECE_LEN };
     for piece in bytes.chunks(piece_len) {
-        while blocks && !writable(file)? {
+        while blocks && !is_ready(file, PollFlags::OUT)? {
             if !between() {
                 return Err(stopped());
             }
@@ -268,13 +268,10 @@ fn write_stream(
     if between() { Ok(()) } else { Err(stopped()) }
 }
 
-/// Waits up to [`STREAM_WAIT_NS`] until a write would not block. A closed reader counts: the write says so.
-fn writable(file: &File) -> io::Result<bool> {
-    let wait = Timespec {
-        tv_sec: 0,
-        tv_nsec: STREAM_WAIT_NS,
-    };
-    match rustix::event::poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&wait)) {
+/// Waits up to [`STREAM_WAIT`] until a read or a write would not block. The end of what is read counts, and so does a
+/// closed reader: what is done then says so.
+pub(crate) fn is_ready(file: &File, what: PollFlags) -> io::Result<bool> {
+    match rustix::event::poll(&mut [PollFd::new(file, what)], Some(&STREAM_WAIT)) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),

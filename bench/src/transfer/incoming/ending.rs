@@ -5,9 +5,7 @@ use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
-use super::{
-    Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, REPLIES_MAX, Receiver, Tally, inconsistent, queue,
-};
+use super::{Broken, Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, REPLIES_MAX, Receiver, Tally, queue};
 use crate::output::OutputError;
 use crate::size::approximate;
 use crate::transfer::wire::{Control, Refusal, Status, TransferId};
@@ -15,52 +13,43 @@ use crate::transfer::wire::{Control, Refusal, Status, TransferId};
 impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     pub(super) fn on_end(
         &mut self,
-        peer: P,
-        transfer: TransferId,
+        position: usize,
         status: Status,
         (bytes, messages): (u64, u64),
         now: Instant,
     ) {
-        if self.is_waiting_for_disk(peer, transfer) {
-            return self.reply(peer, Control::Alive { transfer });
-        }
-        let Some(position) = self.position(peer, transfer) else {
-            let unknown = Control::Result {
-                transfer,
-                status: Status::Unknown,
-                bytes: 0,
-                messages: 0,
-                text: "the receiver knows of no such transfer; send again".to_owned(),
-            };
-            let answer = self.ended_answer(peer, transfer).unwrap_or(unknown);
-            return self.reply(peer, answer);
-        };
-        self.active[position].last_heard = now;
         if status != Status::Complete {
-            return self.fail(position, Status::Aborted, "the sender gave up".to_owned(), now);
+            let broken = Broken(Status::Aborted, "the sender gave up".to_owned());
+            return self.fail(position, broken, now);
         }
-        let ended = self.active[position].tally.sequence.end(bytes, messages);
-        if ended.is_ok() && !self.active[position].tally.sequence.is_complete() {
+        let Tally {
+            peer,
+            transfer,
+            sequence,
+            ..
+        } = &mut self.active[position].tally;
+        let (peer, transfer, ended) = (*peer, *transfer, sequence.end(bytes, messages));
+        if ended.is_ok() && !sequence.is_complete() {
             // A long message is still on its way; the sender must not think that we are gone.
             self.reply(peer, Control::Alive { transfer });
         }
-        self.settle(position, ended.map_err(inconsistent), now);
+        self.settle(position, ended.map_err(Broken::from), now);
     }
 
     /// Ends the transfer at `position` if `step` failed or was its last.
-    pub(super) fn settle(&mut self, position: usize, step: Result<(), (Status, String)>, now: Instant) {
+    pub(super) fn settle(&mut self, position: usize, step: Result<(), Broken>, now: Instant) {
         match step {
-            Err((status, text)) => self.fail(position, status, text, now),
+            Err(broken) => self.fail(position, broken, now),
             Ok(()) if !self.active[position].tally.sequence.is_complete() => {}
             Ok(()) if self.active[position].shown.is_empty() => self.finish(position, now),
             Ok(()) => {
-                let text = "a message began that the sender does not count; send again".to_owned();
-                self.fail(position, Status::Inconsistent, text, now);
+                let text = "a message began that the sender does not count; send again";
+                self.fail(position, text.into(), now);
             }
         }
     }
 
-    pub(super) fn finish(&mut self, position: usize, now: Instant) {
+    fn finish(&mut self, position: usize, now: Instant) {
         let incoming = self.active.swap_remove(position);
         let (tally, destination) = (incoming.tally, incoming.destination);
         if !destination.waits() {
@@ -80,7 +69,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         self.finished(tally, finished, now);
     }
 
-    pub(super) fn finished(&mut self, tally: Tally<P>, finished: Result<String, OutputError>, now: Instant) {
+    fn finished(&mut self, tally: Tally<P>, finished: Result<String, OutputError>, now: Instant) {
         match finished {
             Ok(name) => {
                 self.totals.transfers += 1;
@@ -89,30 +78,31 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 self.tell(Event::Finished { name, bytes });
                 self.end(&tally, Status::Complete, String::new(), now);
             }
-            Err(error) => self.failed(&tally, Status::WriteFailed, error.text, now),
+            Err(error) => self.failed(&tally, error.into(), now),
         }
     }
 
-    pub(super) fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
+    pub(super) fn fail(&mut self, position: usize, broken: Broken, now: Instant) {
         let mut incoming = self.active.swap_remove(position);
         let cut = incoming.cut_loose();
         let (mut tally, destination) = (incoming.tally, incoming.destination);
         // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
-        let keep = match status {
+        let keep = match broken.0 {
             Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
             Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
         };
         let loose = cut.unwrap_or_default();
-        let keep = keep && cut.is_some();
-        let keep = keep && (self.output).keep(&destination, tally.from, tally.written.saturating_sub(loose));
+        let keep = keep
+            && cut.is_some()
+            && (self.output).keep(&destination, tally.from, tally.written.saturating_sub(loose));
         if destination.abandon(keep) {
             // The others still take their place.
             tally.written = loose;
         }
-        self.failed(&tally, status, text, now);
+        self.failed(&tally, broken, now);
     }
 
-    pub(super) fn failed(&mut self, tally: &Tally<P>, status: Status, text: String, now: Instant) {
+    fn failed(&mut self, tally: &Tally<P>, Broken(status, text): Broken, now: Instant) {
         self.quota.give_back(tally.written + self.output.take_freed());
         self.totals.failed_transfers += 1;
         self.waste(tally.from, now);
@@ -123,9 +113,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         self.end(tally, status, text, now);
     }
 
-    pub(super) fn end(&mut self, tally: &Tally<P>, status: Status, text: String, now: Instant) {
+    fn end(&mut self, tally: &Tally<P>, status: Status, text: String, now: Instant) {
         self.totals.last_end = Some(now);
-        let peer = tally.peer;
+        let (peer, from) = (tally.peer, tally.from);
         let answer = Control::Result {
             transfer: tally.transfer,
             status,
@@ -133,21 +123,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             messages: tally.sequence.messages(),
             text,
         };
-        let ended = Ended {
-            peer,
-            from: tally.from,
-            answer: answer.clone(),
-        };
-        queue(&mut self.ended, ended, ENDED_MAX, |one| one.from == tally.from);
-        self.reply(peer, answer);
-    }
-
-    pub(super) fn ended_answer(&self, peer: P, transfer: TransferId) -> Option<Control> {
-        let ended = self
-            .ended
-            .iter()
-            .find(|ended| ended.peer == peer && ended.answer.transfer() == transfer);
-        ended.map(|ended| ended.answer.clone())
+        self.reply(peer, answer.clone());
+        let ended = Ended { peer, from, answer };
+        queue(&mut self.ended, ended, ENDED_MAX, |one| one.from == from);
     }
 
     pub(super) fn refuse(&mut self, peer: P, from: Ipv4Addr, transfer: TransferId, error: OutputError) {
@@ -162,9 +140,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     pub(super) fn reply(&mut self, peer: P, control: Control) {
-        queue(&mut self.replies, (peer, control), REPLIES_MAX, |(other, _)| {
-            *other == peer
-        });
+        let is_its = |(other, _): &_| *other == peer;
+        queue(&mut self.replies, (peer, control), REPLIES_MAX, is_its);
     }
 
     pub(super) fn tell(&mut self, event: Event) {

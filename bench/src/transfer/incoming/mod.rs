@@ -72,12 +72,7 @@ pub enum Taken {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A transfer begins.
-    Started {
-        /// Who sends.
-        from: Ipv4Addr,
-        /// How many bytes, when the sender knows.
-        total_len: Option<u64>,
-    },
+    Started,
     /// A transfer is complete.
     Finished {
         /// Where its bytes are.
@@ -124,6 +119,22 @@ pub struct Totals {
     pub first_start: Option<Instant>,
     /// When the last transfer ended.
     pub last_end: Option<Instant>,
+}
+
+/// How a transfer broke, and what to do about it.
+struct Broken(Status, String);
+
+impl From<OutputError> for Broken {
+    fn from(error: OutputError) -> Broken {
+        Broken(Status::WriteFailed, error.text)
+    }
+}
+
+impl From<&str> for Broken {
+    /// What a sender says contradicts itself, or what came.
+    fn from(text: &str) -> Broken {
+        Broken(Status::Inconsistent, text.to_owned())
+    }
 }
 
 /// One transfer under way.
@@ -255,9 +266,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// Puts back an answer that could not be sent now: behind all others, whose peers may take theirs.
     pub fn return_reply(&mut self, peer: P, control: Control) {
-        queue(&mut self.stuck, (peer, control), REPLIES_MAX, |(other, _)| {
-            *other == peer
-        });
+        let is_its = |(other, _): &_| *other == peer;
+        queue(&mut self.stuck, (peer, control), REPLIES_MAX, is_its);
     }
 
     /// How many answers are to be tried now; 0 where none waits.
@@ -311,13 +321,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
 
     /// Nothing that is said to `peer` arrives: its transfers are given up.
     pub fn on_gone(&mut self, peer: P, now: Instant) {
-        let text = "the sender no longer answers; start it again";
-        self.fail_of(peer, Status::TimedOut, text, now);
+        self.fail_of(
+            peer,
+            Status::TimedOut,
+            "the sender no longer answers; start it again",
+            now,
+        );
     }
 
     fn fail_of(&mut self, peer: P, status: Status, text: &str, now: Instant) {
         while let Some(position) = self.active.iter().position(|one| one.tally.peer == peer) {
-            self.fail(position, status, text.to_owned(), now);
+            self.fail(position, Broken(status, text.to_owned()), now);
         }
     }
 
@@ -333,19 +347,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 "nothing came for {} s; start the sender again",
                 patience.as_secs_f64()
             );
-            self.fail(position, Status::TimedOut, text, now);
+            self.fail(position, Broken(Status::TimedOut, text), now);
         }
         for position in 0..self.active.len() {
             let incoming = &mut self.active[position];
             let (peer, transfer) = (incoming.tally.peer, incoming.tally.transfer);
             if let Some(answered) = (incoming.question).take_if(|asked| asked.answer.get().is_some()) {
-                let digests = answered.answer.get().cloned().unwrap_or_default();
-                let (offset, block_len) = (answered.offset, answered.block_len);
                 let answer = Control::Digests {
                     transfer,
-                    offset,
-                    block_len,
-                    digests,
+                    offset: answered.offset,
+                    block_len: answered.block_len,
+                    digests: answered.answer.get().cloned().unwrap_or_default(),
                 };
                 self.reply(peer, answer);
             } else if (silent_for(incoming) > ASK_AFTER || incoming.question.is_some())
@@ -364,14 +376,13 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         while !self.active.is_empty() {
             let text = "the receiver was stopped; start it again".to_owned();
-            self.fail(0, Status::Stopped, text, now);
+            self.fail(0, Broken(Status::Stopped, text), now);
         }
     }
 
     fn position(&self, peer: P, transfer: TransferId) -> Option<usize> {
-        self.active
-            .iter()
-            .position(|one| (one.tally.peer, one.tally.transfer) == (peer, transfer))
+        let mut tallies = self.active.iter().map(|one| &one.tally);
+        tallies.position(|one| (one.peer, one.transfer) == (peer, transfer))
     }
 
     /// Which transfer under way a data message is of, and which message it is.
@@ -380,51 +391,83 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         Some((self.position(peer, transfer)?, index))
     }
 
-    fn is_waiting_for_disk(&self, peer: P, transfer: TransferId) -> bool {
-        self.closing
-            .iter()
-            .any(|one| (one.tally.peer, one.tally.transfer) == (peer, transfer))
+    /// What the sender of a transfer is told that is over, or waits for the disk alone.
+    fn over(&self, peer: P, transfer: TransferId) -> Option<Control> {
+        let mut closing = self.closing.iter().map(|one| &one.tally);
+        if closing.any(|one| (one.peer, one.transfer) == (peer, transfer)) {
+            return Some(Control::Alive { transfer });
+        }
+        let mut ended = self.ended.iter();
+        let ended = ended.find(|ended| ended.peer == peer && ended.answer.transfer() == transfer)?;
+        Some(ended.answer.clone())
     }
 
     fn on_control(&mut self, peer: P, from: Ipv4Addr, message: &[u8], now: Instant) -> Taken {
-        match Control::parse(message) {
+        let control = Control::parse(message);
+        let transfer = control.as_ref().ok().map(Control::transfer);
+        let known = transfer.and_then(|transfer| self.position(peer, transfer));
+        if let Some(position) = known {
+            self.active[position].last_heard = now;
+        }
+        match control {
             Ok(Control::Start {
                 transfer,
                 ipfrag,
                 plan,
                 key,
                 resume,
-            }) => {
-                let source = key.map(|key| Source { from, key });
-                self.on_start(peer, from, transfer, ipfrag, (plan, source, resume), now);
-            }
+            }) => match known.map(|position| self.active[position].destination.held()) {
+                // Repeated because READY was late or lost.
+                Some(held) => self.reply(peer, Control::Ready { transfer, held }),
+                None => {
+                    let source = key.map(|key| Source { from, key });
+                    self.on_start((peer, from, transfer), ipfrag, (plan, source, resume), now);
+                }
+            },
             Ok(Control::Check {
-                transfer,
                 offset,
                 block_len,
                 end,
-            }) => {
-                let Some(position) = self.position(peer, transfer) else {
-                    self.totals.stray_control += 1;
-                    return Taken::Stray;
-                };
-                self.active[position].last_heard = now;
-                self.active[position].ask((offset, block_len, end), &mut self.hasher);
-            }
-            Ok(Control::Begin { transfer, first }) => self.on_begin(peer, transfer, first, now),
+                ..
+            }) => match known {
+                Some(position) => self.active[position].ask((offset, block_len, end), &mut self.hasher),
+                None => return self.stray(),
+            },
+            Ok(Control::Begin { transfer, first }) => match known {
+                Some(position) => {
+                    // The sender has found out what of the bytes that are there are the file's.
+                    let begun = self.active[position].begin(first);
+                    if begun.is_ok() {
+                        self.reply(peer, Control::Begun { transfer, first });
+                    }
+                    self.settle(position, begun, now);
+                }
+                // Its end may have been reached by it already.
+                None => match self.over(peer, transfer) {
+                    Some(answer) => self.reply(peer, answer),
+                    None => return self.stray(),
+                },
+            },
             Ok(Control::End {
                 transfer,
                 status,
                 bytes,
                 messages,
-            }) => {
-                self.on_end(peer, transfer, status, (bytes, messages), now);
-            }
-            Ok(Control::Alive { transfer }) => {
-                if let Some(position) = self.position(peer, transfer) {
-                    self.active[position].last_heard = now;
+            }) => match known {
+                Some(position) => self.on_end(position, status, (bytes, messages), now),
+                None => {
+                    let unknown = || Control::Result {
+                        transfer,
+                        status: Status::Unknown,
+                        bytes: 0,
+                        messages: 0,
+                        text: "the receiver knows of no such transfer; send again".to_owned(),
+                    };
+                    let answer = self.over(peer, transfer).unwrap_or_else(unknown);
+                    self.reply(peer, answer);
                 }
-            }
+            },
+            Ok(Control::Alive { .. }) => {}
             Err(ControlError::Version {
                 theirs,
                 transfer: Some(transfer),
@@ -435,37 +478,28 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 self.refuse(peer, from, transfer, OutputError::new(Refusal::Version, text));
             }
             Err(ControlError::ImpossiblePlan { transfer }) => {
-                let text = "asks for an impossible transfer; use larger messages".to_owned();
+                let text = "asks for an impossible transfer; use larger messages";
                 self.refuse(peer, from, transfer, OutputError::new(Refusal::Malformed, text));
             }
             // READY, DIGESTS, BEGUN, REFUSED and RESULT are what a receiver says; the rest is noise.
-            Ok(_) | Err(_) => {
-                self.totals.stray_control += 1;
-                return Taken::Stray;
-            }
+            _ => return self.stray(),
         }
         Taken::Control
     }
 
+    fn stray(&mut self) -> Taken {
+        self.totals.stray_control += 1;
+        Taken::Stray
+    }
+
     fn on_start(
         &mut self,
-        peer: P,
-        from: Ipv4Addr,
-        transfer: TransferId,
+        (peer, from, transfer): (P, Ipv4Addr, TransferId),
         ipfrag: bool,
         (plan, source, resume): (Plan, Option<Source>, bool),
         now: Instant,
     ) {
-        if let Some(position) = self.position(peer, transfer) {
-            // Repeated because READY was late or lost.
-            self.active[position].last_heard = now;
-            let held = self.active[position].destination.held();
-            return self.reply(peer, Control::Ready { transfer, held });
-        }
-        if self.is_waiting_for_disk(peer, transfer) {
-            return self.reply(peer, Control::Alive { transfer });
-        }
-        if let Some(answer) = self.ended_answer(peer, transfer) {
+        if let Some(answer) = self.over(peer, transfer) {
             return self.reply(peer, answer);
         }
         // A sender has one transfer under way: a new number means that it gave up the one before.
@@ -474,47 +508,40 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         let is_left = |incoming: &Incoming<P, M>| resume && source.is_some() && incoming.source == source;
         if let Some(position) = self.active.iter().position(is_left) {
             let text = "its sender began again".to_owned();
-            self.fail(position, Status::Aborted, text, now);
+            self.fail(position, Broken(Status::Aborted, text), now);
         }
-        match self.open(from, (plan, source, resume), now) {
-            Ok(destination) => {
-                self.totals.first_start.get_or_insert(now);
-                self.totals.wires[usize::from(ipfrag)] = true;
-                let held = destination.held();
-                let wastes = self.wasted_by(from) >= WASTED_BORNE;
-                let grace = patience_with(plan) + at_disk_pace(held);
-                let tally = Tally {
-                    peer,
-                    from,
-                    transfer,
-                    sequence: Sequence::new(plan),
-                    written: 0,
-                    resumed: 0,
-                };
-                let incoming = Incoming {
-                    tally,
-                    source,
-                    searching: held > 0,
-                    destination,
-                    plan,
-                    question: None,
-                    early: Vec::new(),
-                    shown: Vec::new(),
-                    last_heard: now,
-                    asked: now,
-                    idle_at: if wastes { now } else { now + grace },
-                };
-                self.active.push(incoming);
-                self.tell(Event::Started {
-                    from,
-                    total_len: plan.total_len,
-                });
-                self.reply(peer, Control::Ready { transfer, held });
-            }
-            Err(error) => {
-                self.refuse(peer, from, transfer, error);
-            }
-        }
+        let destination = match self.open(from, (plan, source, resume), now) {
+            Ok(destination) => destination,
+            Err(error) => return self.refuse(peer, from, transfer, error),
+        };
+        self.totals.first_start.get_or_insert(now);
+        self.totals.wires[usize::from(ipfrag)] = true;
+        let held = destination.held();
+        let wastes = self.wasted_by(from) >= WASTED_BORNE;
+        let grace = patience_with(plan) + at_disk_pace(held);
+        let tally = Tally {
+            peer,
+            from,
+            transfer,
+            sequence: Sequence::new(plan),
+            written: 0,
+            resumed: 0,
+        };
+        self.active.push(Incoming {
+            tally,
+            source,
+            searching: held > 0,
+            destination,
+            plan,
+            question: None,
+            early: Vec::new(),
+            shown: Vec::new(),
+            last_heard: now,
+            asked: now,
+            idle_at: if wastes { now } else { now + grace },
+        });
+        self.tell(Event::Started);
+        self.reply(peer, Control::Ready { transfer, held });
     }
 
     /// Decides on a START and opens its destination.
@@ -539,7 +566,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             return Err(OutputError::new(Refusal::TooLarge, text));
         }
         if !self.has_place(from, now) {
-            let text = "another transfer is under way; try again when it has ended".to_owned();
+            let text = "another transfer is under way; try again when it has ended";
             return Err(OutputError::new(Refusal::Busy, text));
         }
         // What is kept of an earlier one does not come again, unless it is another file's.
@@ -554,31 +581,6 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         Ok(destination)
     }
-
-    /// The sender has found out what of the bytes that are there are the file's.
-    fn on_begin(&mut self, peer: P, transfer: TransferId, first: u64, now: Instant) {
-        let Some(position) = self.position(peer, transfer) else {
-            // Its end may have been reached by it already.
-            return match self.ended_answer(peer, transfer) {
-                Some(answer) => self.reply(peer, answer),
-                None if self.is_waiting_for_disk(peer, transfer) => {
-                    self.reply(peer, Control::Alive { transfer })
-                }
-                None => self.totals.stray_control += 1,
-            };
-        };
-        self.active[position].last_heard = now;
-        let begun = self.active[position].begin(first);
-        if begun.is_ok() {
-            self.reply(peer, Control::Begun { transfer, first });
-        }
-        self.settle(position, begun, now);
-    }
-}
-
-/// What a sender says contradicts itself, or what came.
-fn inconsistent(text: &str) -> (Status, String) {
-    (Status::Inconsistent, text.to_owned())
 }
 
 /// One more, within a bound in all and one of one's own: what is too much goes, the oldest first and of one's own.

@@ -7,10 +7,8 @@ use std::time::Instant;
 use super::hashing::{Hasher, Question};
 use super::places::{BYTE_TIME, patience_with};
 use super::quota::Quota;
-use super::{AHEAD_MAX, EARLY_MAX, Incoming, Totals, inconsistent};
-use crate::output::OutputError;
+use super::{AHEAD_MAX, Broken, EARLY_MAX, Incoming, Totals};
 use crate::transfer::progress::Sequence;
-use crate::transfer::wire::Status;
 
 impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
     /// Asks for the digests of blocks of what is there. One question is worked at; the sender waits for its answer, or is at fault.
@@ -40,19 +38,16 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
     }
 
     /// What comes begins at message `first`. Said again it changes nothing.
-    pub(super) fn begin(&mut self, first: u64) -> Result<(), (Status, String)> {
+    pub(super) fn begin(&mut self, first: u64) -> Result<(), Broken> {
         if !self.searching {
             return Ok(());
         }
         let sequence = Sequence::resumed(self.plan, first);
         let len = sequence.bytes();
         if len > self.destination.held() {
-            let text = "the sender goes on behind what is there; send again";
-            return Err(inconsistent(text));
+            return Err("the sender goes on behind what is there; send again".into());
         }
-        self.destination
-            .cut(len)
-            .map_err(|error| (Status::WriteFailed, error.text))?;
+        self.destination.cut(len)?;
         self.tally.sequence = sequence;
         self.tally.resumed = len;
         self.searching = false;
@@ -67,18 +62,15 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         message: M,
         (totals, quota): (&mut Totals, &mut Quota),
         between: &mut dyn FnMut() -> bool,
-    ) -> Result<(), (Status, String)> {
+    ) -> Result<(), Broken> {
         if self.searching {
-            let text = "data came before its beginning was said; send again";
-            return Err(inconsistent(text));
+            return Err("data came before its beginning was said; send again".into());
         }
-        let arrived = self.tally.sequence.arrived(index, message.len() as u64);
-        arrived.map_err(inconsistent)?;
+        self.tally.sequence.arrived(index, message.len() as u64)?;
         if !self.is_due(index) {
             let most = [AHEAD_MAX, EARLY_MAX][usize::from(self.destination.in_order())];
             if self.early.len() == most {
-                let text = "messages came further out of order than can be borne; send smaller ones";
-                return Err(inconsistent(text));
+                return Err("messages came further out of order than can be borne; send smaller ones".into());
             }
             self.early.push((index, message));
             return Ok(());
@@ -95,24 +87,22 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
     }
 
     /// Writes what is not written of message `index`.
-    pub(super) fn write(
+    fn write(
         &mut self,
         index: u32,
         bytes: &[u8],
         (totals, quota): (&mut Totals, &mut Quota),
         between: &mut dyn FnMut() -> bool,
-    ) -> Result<(), (Status, String)> {
+    ) -> Result<(), Broken> {
         let (offset, len) = (self.tally.sequence.offset(index), bytes.len() as u64);
         let shown = self.take_shown(index, len)?;
-        let failed = |error: OutputError| (Status::WriteFailed, error.text);
-        quota.check(len - shown.bytes()).map_err(failed)?;
+        quota.check(len - shown.bytes())?;
         for (number, part) in shown.rest().enumerate() {
             if number > 0 {
                 between();
             }
             let rest = &bytes[part.start as usize..part.end as usize];
-            let written = self.destination.write_at(offset + part.start, rest, between);
-            written.map_err(failed)?;
+            self.destination.write_at(offset + part.start, rest, between)?;
             quota.taken += rest.len() as u64;
             self.tally.written += rest.len() as u64;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lm_protocol::session::UNUSED_MAX;
 
-use super::{Receiver, queue};
+use super::{Broken, Receiver, queue};
 use crate::transfer::wire::{Plan, Status};
 
 /// How long it is held against an address that a transfer came to nothing.
@@ -57,7 +57,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 return false;
             };
             let text = "too little came, and its place became another's; start it again".to_owned();
-            self.fail(position, Status::TimedOut, text, now);
+            self.fail(position, Broken(Status::TimedOut, text), now);
         }
         true
     }

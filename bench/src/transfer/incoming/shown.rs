@@ -5,9 +5,8 @@ use std::ops::{Deref, Range};
 use std::time::Instant;
 
 use super::quota::Quota;
-use super::{AHEAD_LEN_MAX, Incoming, Receiver, inconsistent};
+use super::{AHEAD_LEN_MAX, Broken, Incoming, Receiver};
 use crate::output::FILE_PIECE_LEN;
-use crate::transfer::wire::Status;
 
 /// A message that is arriving, and what is written of it.
 #[derive(Debug)]
@@ -138,30 +137,27 @@ impl<P, M> Incoming<P, M> {
         bytes: &[u8],
         quota: &mut Quota,
         between: &mut dyn FnMut() -> bool,
-    ) -> Result<(), (Status, String)> {
+    ) -> Result<(), Broken> {
         let offset = self.tally.sequence.offset(index) + part.start;
-        let written = self.destination.write_at(offset, bytes, between);
-        written.map_err(|error| (Status::WriteFailed, error.text))?;
+        self.destination.write_at(offset, bytes, between)?;
         quota.taken += bytes.len() as u64;
         self.tally.written += bytes.len() as u64;
-        match self.shown.iter_mut().find(|known| known.index == index) {
-            Some(known) => known.wrote(part),
-            None => {
-                let mut known = Shown::new(index, len);
-                known.wrote(part);
-                self.shown.push(known);
-            }
-        }
+        let known = self.shown.iter().position(|known| known.index == index);
+        let known = known.unwrap_or_else(|| {
+            self.shown.push(Shown::new(index, len));
+            self.shown.len() - 1
+        });
+        self.shown[known].wrote(part);
         Ok(())
     }
 
     /// What is written of a message that is whole now.
-    pub(super) fn take_shown(&mut self, index: u32, len: u64) -> Result<Shown, (Status, String)> {
+    pub(super) fn take_shown(&mut self, index: u32, len: u64) -> Result<Shown, Broken> {
         let known = self.shown.iter().position(|known| known.index == index);
         match known.map(|known| self.shown.swap_remove(known)) {
-            Some(known) if known.len != len => Err(inconsistent(
-                "a message has another length than was announced; send again",
-            )),
+            Some(known) if known.len != len => {
+                Err("a message has another length than was announced; send again".into())
+            }
             known => Ok(known.unwrap_or_else(|| Shown::new(index, len))),
         }
     }
@@ -173,11 +169,8 @@ impl<P, M> Incoming<P, M> {
         } else {
             AHEAD_LEN_MAX
         };
-        self.tally
-            .sequence
-            .offset(index)
-            .saturating_sub(self.tally.sequence.contiguous())
-            <= most
+        let sequence = &self.tally.sequence;
+        sequence.offset(index).saturating_sub(sequence.contiguous()) <= most
     }
 
     /// Takes away what lies behind the first message that is missing: no transfer can go on with it. Returns how many bytes of what was
@@ -188,10 +181,7 @@ impl<P, M> Incoming<P, M> {
         }
         let end = self.tally.sequence.contiguous();
         self.destination.cut(end).ok()?;
-        Some(
-            self.tally
-                .written
-                .saturating_sub(end.saturating_sub(self.tally.resumed)),
-        )
+        let kept = end.saturating_sub(self.tally.resumed);
+        Some(self.tally.written.saturating_sub(kept))
     }
 }
