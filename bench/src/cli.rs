@@ -304,10 +304,8 @@ pub fn parse_depth(text: &str) -> Result<Depth, String> {
 /// # Errors
 /// Not a power of two.
 pub fn parse_window(text: &str) -> Result<WindowShape, String> {
-    window(
-        text.parse()
-            .map_err(|_| "write a number of fragments".to_owned())?,
-    )
+    let fragments = text.parse();
+    window(fragments.map_err(|_| "write a number of fragments".to_owned())?)
 }
 
 /// A window of so many fragments.
@@ -319,13 +317,10 @@ pub(crate) fn window(fragments: u32) -> Result<WindowShape, String> {
 }
 
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text
-        .parse::<f64>()
-        .ok()
-        .filter(|seconds| (0.01..=86_400.0).contains(seconds));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "write a number of seconds from 0.01 to 86400".to_owned())
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    let seconds = seconds.map(Duration::from_secs_f64);
+    seconds.ok_or_else(|| "write a number of seconds from 0.01 to 86400".to_owned())
 }
 
 /// Why a tool ends without success.
@@ -474,24 +469,25 @@ pub fn conclude(
         complain(tool, &failure.text);
         report.error = Some(failure.text);
     }
-    let text = if json {
-        report.to_json()
-    } else {
-        report.to_string()
+    let text = match json {
+        true => report.to_json(),
+        false => report.to_string(),
     };
-    if stdout_is_data {
-        // As in `complain`.
-        let _ = writeln!(std::io::stderr(), "{text}");
-    } else {
-        println!("{text}");
+    match stdout_is_data {
+        true => eprint_line(&text),
+        false => println!("{text}"),
     }
     ExitCode::from(code)
 }
 
 /// One line on standard error in the name of the tool.
 pub fn complain(tool: &str, text: &str) {
+    eprint_line(&format!("{tool}: {text}"));
+}
+
+fn eprint_line(line: &str) {
     // Nobody is left to tell when standard error is gone.
-    let _ = writeln!(std::io::stderr(), "{tool}: {text}");
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 #[cfg(test)]

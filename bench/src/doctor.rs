@@ -72,30 +72,29 @@ fn of_kernel(root: &Path) -> Vec<Answer> {
             .unwrap_or_else(|| "unknown (mount debugfs to see it)".into()),
     };
     let is_early = matches!(&preemption[..], "PREEMPT_RT" | "full");
-    let mut answers = vec![answer(
-        "preemption",
-        preemption,
-        !is_early,
-        "boot with preempt=full, or a kernel with PREEMPT_RT",
-    )];
-    answers.push(of_sleep(root));
     let runtime_us = number("proc/sys/kernel/sched_rt_runtime_us").unwrap_or(-1);
     let period_us = number("proc/sys/kernel/sched_rt_period_us").unwrap_or(1_000_000);
     let is_throttled = (0..period_us).contains(&runtime_us);
+    let stopped_us = period_us - runtime_us;
     let found = match is_throttled {
-        true => format!(
-            "real-time threads stop for {} µs in each {period_us} µs",
-            period_us - runtime_us
-        ),
+        true => format!("real-time threads stop for {stopped_us} µs in each {period_us} µs"),
         false => "real-time threads run as long as they like".into(),
     };
-    answers.push(answer(
-        "throttling",
-        found,
-        is_throttled,
-        "let loops sleep in each period, or set sysctl kernel.sched_rt_runtime_us=-1",
-    ));
-    answers
+    vec![
+        answer(
+            "preemption",
+            preemption,
+            !is_early,
+            "boot with preempt=full, or a kernel with PREEMPT_RT",
+        ),
+        of_sleep(root),
+        answer(
+            "throttling",
+            found,
+            is_throttled,
+            "let loops sleep in each period, or set sysctl kernel.sched_rt_runtime_us=-1",
+        ),
+    ]
 }
 
 /// How deep the first processor sleeps.
@@ -122,19 +121,19 @@ fn of_sleep(root: &Path) -> Answer {
 /// What this process may do.
 fn of_process() -> Vec<Answer> {
     let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    // `None`: as much as there is.
     let locked = getrlimit(Resource::Memlock).current;
-    let is_bounded = !has(Capability::CAP_IPC_LOCK) && locked.is_some_and(|most| most < LOCKED_LEAST);
+    let locked = locked.filter(|_| !has(Capability::CAP_IPC_LOCK));
+    let is_bounded = locked.is_some_and(|most| most < LOCKED_LEAST);
     let found = match locked {
-        _ if has(Capability::CAP_IPC_LOCK) => "as much as there is may be locked".into(),
         None => "as much as there is may be locked".into(),
         Some(most) => format!("{} KiB may be locked", most / 1024),
     };
     let priority = getrlimit(Resource::Rtprio).current;
     let may_lead = has(Capability::CAP_SYS_NICE) || priority.is_none_or(|most| most > 0);
-    let lead = if may_lead {
-        "threads may run ahead"
-    } else {
-        "no thread may run ahead of others"
+    let lead = match may_lead {
+        true => "threads may run ahead",
+        false => "no thread may run ahead of others",
     };
     vec![
         answer(
@@ -161,24 +160,20 @@ fn of_interface(interface: &str) -> Vec<Answer> {
             return vec![answer("interface", found, true, "name one of `ip link`")];
         }
     };
-    let coalescing = ethtool.coalescing().ok();
-    let found = match coalescing {
-        None => "interrupts are not held back".into(),
-        Some(Coalescing {
-            is_adaptive: true, ..
-        }) => "interrupts are held back as the card likes".into(),
-        Some(Coalescing { rx_us, .. }) => format!("interrupts are held back for {rx_us} µs"),
+    let (found, holds) = match ethtool.coalescing().ok() {
+        None => ("interrupts are not held back".into(), false),
+        Some(held) if held.is_adaptive => ("interrupts are held back as the card likes".into(), true),
+        Some(Coalescing { rx_us, .. }) => {
+            let found = format!("interrupts are held back for {rx_us} µs");
+            (found, rx_us > COALESCING_MOST_US)
+        }
     };
-    let holds = coalescing.is_some_and(|held| held.is_adaptive || held.rx_us > COALESCING_MOST_US);
-    let is_on = |name: &str| {
-        let features = ethtool.features().unwrap_or_default();
-        features.iter().any(|feature| feature.name == name && feature.on)
-    };
-    let is_whole = is_on("tx-generic-segmentation") || is_on("tx-tcp-segmentation");
-    let segments = if is_whole {
-        "TCP's leave in one piece, 45 frames long"
-    } else {
-        "TCP's are single frames"
+    let features = ethtool.features().unwrap_or_default();
+    let mut on = features.iter().filter(|feature| feature.on);
+    let is_whole = on.any(|one| ["tx-generic-segmentation", "tx-tcp-segmentation"].contains(&&*one.name));
+    let segments = match is_whole {
+        true => "TCP's leave in one piece, 45 frames long",
+        false => "TCP's are single frames",
     };
     vec![
         answer(

@@ -46,10 +46,8 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
 /// # Errors
 /// When there is none.
 pub fn default_interface() -> Result<String, Failure> {
-    let interface = lm_dataplane::route::default_interface();
-    interface
-        .map(|interface| interface.name)
-        .map_err(|error| Failure::new(chain(&error)))
+    let interface = lm_dataplane::route::default_interface().map_err(failure)?;
+    Ok(interface.name)
 }
 
 /// The interface that packets to `to` leave through.
@@ -57,11 +55,13 @@ pub fn default_interface() -> Result<String, Failure> {
 /// # Errors
 /// When there is no route.
 pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
-    let hop = lm_dataplane::route::resolve(to, None).map_err(|error| Failure::new(chain(&error)))?;
-    let interface = lm_cards::Interface::by_index(hop.interface_index);
-    interface
-        .map(|interface| interface.name)
-        .map_err(|error| Failure::new(chain(&error)))
+    let hop = lm_dataplane::route::resolve(to, None).map_err(failure)?;
+    let interface = lm_cards::Interface::by_index(hop.interface_index).map_err(failure)?;
+    Ok(interface.name)
+}
+
+fn failure(error: impl std::error::Error) -> Failure {
+    Failure::new(chain(&error))
 }
 
 /// Resolves `HOST[:PORT]` to an IPv4 address.
@@ -71,24 +71,19 @@ pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
 pub fn resolve(to: &str) -> Result<SocketAddrV4, Failure> {
     let (host, port) = split(to)?;
     let addresses = (host, port).to_socket_addrs();
-    let addresses = addresses.map_err(|_| {
-        Failure::new(format!(
-            "host {host} is unknown; check the name or give its address"
-        ))
-    })?;
-    let mut others = false;
-    for address in addresses {
-        match address {
-            SocketAddr::V4(address) => return Ok(address),
-            SocketAddr::V6(_) => others = true,
-        }
-    }
-    let what = if others {
-        "has IPv6 addresses only"
-    } else {
-        "has no address"
+    let unknown = |_| format!("host {host} is unknown; check the name or give its address");
+    let mut addresses = addresses
+        .map_err(|error| Failure::new(unknown(error)))?
+        .peekable();
+    let what = match addresses.peek() {
+        Some(_) => "has IPv6 addresses only",
+        None => "has no address",
     };
-    Err(Failure::new(format!("host {host} {what}; give an IPv4 address")))
+    let ipv4 = addresses.find_map(|address| match address {
+        SocketAddr::V4(address) => Some(address),
+        SocketAddr::V6(_) => None,
+    });
+    ipv4.ok_or_else(|| Failure::new(format!("host {host} {what}; give an IPv4 address")))
 }
 
 fn split(to: &str) -> Result<(&str, u16), Failure> {
@@ -98,20 +93,18 @@ fn split(to: &str) -> Result<(&str, u16), Failure> {
         Some((host, port)) => (host, Some(port)),
         None => (to, None),
     };
-    if host.is_empty() {
-        return Err(Failure::usage(format!(
-            "--to {to} names no host; write HOST or HOST:PORT"
-        )));
-    }
-    let Some(port) = port else {
-        return Ok((host, DEFAULT_PORT));
+    let wrong = |what| {
+        Err(Failure::usage(format!(
+            "--to {to} {what}; write HOST or HOST:PORT"
+        )))
     };
-    match port.parse() {
+    if host.is_empty() {
+        return wrong("names no host");
+    }
+    match port.map_or(Ok(DEFAULT_PORT), str::parse) {
         // The next port is the control port.
         Ok(number @ 1..=65_534) => Ok((host, number)),
-        _ => Err(Failure::usage(format!(
-            "--to {to} has no port from 1 to 65534; write HOST or HOST:PORT"
-        ))),
+        _ => wrong("has no port from 1 to 65534"),
     }
 }
 
@@ -124,10 +117,8 @@ pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control
     let mut region = endpoint.loan(peer, bytes.len() as u64)?;
     // Cannot fail: the region is as long as the message.
     let _ = region.write_all(&bytes);
-    endpoint
-        .try_send(region, CONTROL_TAG)
-        .map(|_| ())
-        .map_err(|error| error.reason)
+    let sent = endpoint.try_send(region, CONTROL_TAG);
+    sent.map(drop).map_err(|error| error.reason)
 }
 
 /// A report with everything that the endpoint itself knows. A capture that could not be written to its end is told on
@@ -135,12 +126,10 @@ pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control
 #[must_use]
 pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
     if let Some(error) = endpoint.status().capture_error() {
+        let why = describe(error);
         complain(
             tool,
-            &format!(
-                "the capture ended early: {}; choose another --pcap",
-                describe(error)
-            ),
+            &format!("the capture ended early: {why}; choose another --pcap"),
         );
     }
     let counters = endpoint.counters();

@@ -130,10 +130,8 @@ impl Meter {
             return Ok(());
         };
         let mut out = BufWriter::new(file);
-        self.latency
-            .write_hgrm(&mut out)
-            .and_then(|()| out.flush())
-            .map_err(|error| files::cannot_write(&path, &error))
+        let written = self.latency.write_hgrm(&mut out).and_then(|()| out.flush());
+        written.map_err(|error| files::cannot_write(&path, &error))
     }
 }
 

@@ -75,26 +75,22 @@ impl OutputError {
     fn from_io(path: &Path, error: &io::Error) -> Self {
         let path = path.display();
         match Errno::from_io_error(error) {
-            Some(Errno::NOSPC | Errno::DQUOT) => Self::new(
-                Refusal::DiskFull,
-                format!("no space left for {path}; free some or choose another --output"),
-            ),
-            Some(Errno::EXIST) => Self::exists(format!("{path}")),
-            _ => Self::new(
-                Refusal::NotWritable,
-                format!(
-                    "cannot write {path}: {}; choose another --output",
-                    describe(error)
-                ),
-            ),
+            Some(Errno::NOSPC | Errno::DQUOT) => {
+                let text = format!("no space left for {path}; free some or choose another --output");
+                Self::new(Refusal::DiskFull, text)
+            }
+            Some(Errno::EXIST) => Self::exists(path),
+            _ => {
+                let why = describe(error);
+                let text = format!("cannot write {path}: {why}; choose another --output");
+                Self::new(Refusal::NotWritable, text)
+            }
         }
     }
 
-    fn exists(path: String) -> Self {
-        Self::new(
-            Refusal::Exists,
-            format!("{path} exists; choose another --output or add --force to overwrite it"),
-        )
+    fn exists(path: std::path::Display<'_>) -> Self {
+        let text = format!("{path} exists; choose another --output or add --force to overwrite it");
+        Self::new(Refusal::Exists, text)
     }
 }
 
@@ -104,9 +100,8 @@ pub fn describe(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
     let mut letters = text.chars();
-    letters
-        .next()
-        .map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+    let first = letters.next().into_iter().flat_map(char::to_lowercase);
+    first.chain(letters).collect()
 }
 
 /// What the argument of `--output` names.
@@ -187,6 +182,7 @@ impl Output {
     }
 
     fn target(argument: &Path) -> Result<Target, OutputError> {
+        let told = |error: io::Error| OutputError::from_io(argument, &error);
         if argument == Path::new("-") {
             let file = io::stdout().as_fd().try_clone_to_owned();
             let file = file.map_err(|error| OutputError::from_io(Path::new("standard output"), &error))?;
@@ -195,21 +191,19 @@ impl Output {
                 name: "standard output".into(),
             });
         }
+        let unusable = |text| Err(OutputError::new(Refusal::NotWritable, text));
         let kind = match fs::metadata(argument) {
             Ok(metadata) => metadata.file_type(),
             // A link to nowhere is left to the rename, which replaces it only when forced.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return match argument.file_name() {
-                    Some(_) if !argument.as_os_str().as_bytes().ends_with(b"/") => {
-                        Ok(Target::File(argument.to_owned()))
-                    }
-                    _ => Err(OutputError::new(
-                        Refusal::NotWritable,
-                        format!("directory {} does not exist; create it first", argument.display()),
-                    )),
-                };
+                let is_folder = argument.as_os_str().as_bytes().ends_with(b"/");
+                if argument.file_name().is_some() && !is_folder {
+                    return Ok(Target::File(argument.to_owned()));
+                }
+                let name = argument.display();
+                return unusable(format!("directory {name} does not exist; create it first"));
             }
-            Err(error) => return Err(OutputError::from_io(argument, &error)),
+            Err(error) => return Err(told(error)),
         };
         if kind.is_dir() {
             let path = argument.to_owned();
@@ -220,47 +214,32 @@ impl Output {
         }
         if kind.is_file() {
             // Through a symbolic link the file is replaced, not the link, as `cp` does.
-            let path = fs::canonicalize(argument).map_err(|error| OutputError::from_io(argument, &error))?;
-            return Ok(Target::File(path));
+            return Ok(Target::File(fs::canonicalize(argument).map_err(told)?));
         }
         // Renaming over a device node would replace /dev/null by a file: write into it instead.
+        let name = argument.display().to_string();
         if kind.is_char_device() || kind.is_fifo() {
-            let file = OpenOptions::new().write(true).open(argument);
-            let file = file.map_err(|error| OutputError::from_io(argument, &error))?;
-            return Ok(Target::Stream {
-                file,
-                name: argument.display().to_string(),
-            });
+            let file = OpenOptions::new().write(true).open(argument).map_err(told)?;
+            return Ok(Target::Stream { file, name });
         }
-        Err(OutputError::new(
-            Refusal::NotWritable,
-            format!(
-                "{} is a block device or socket; name a file, a directory or -",
-                argument.display()
-            ),
+        unusable(format!(
+            "{name} is a block device or socket; name a file, a directory or -"
         ))
     }
 
     fn check_free(&self, path: &Path) -> Result<(), OutputError> {
         if !self.force && fs::symlink_metadata(path).is_ok() {
-            return Err(OutputError::exists(path.display().to_string()));
+            return Err(OutputError::exists(path.display()));
         }
         Ok(())
-    }
-
-    /// Whether transfers go to standard output or a device, one behind the other.
-    #[must_use]
-    pub fn is_stream(&self) -> bool {
-        matches!(self.target, Target::Stream { .. })
     }
 
     /// How many transfers can be written at the same time.
     #[must_use]
     pub fn concurrent_max(&self) -> usize {
-        if matches!(self.target, Target::Directory { .. }) {
-            CONCURRENT_MAX
-        } else {
-            1
+        match self.target {
+            Target::Directory { .. } => CONCURRENT_MAX,
+            _ => 1,
         }
     }
 
@@ -278,9 +257,8 @@ impl Output {
         let (fsync, keep_free) = (self.fsync, self.keep_free);
         let (path, part, numbered) = match &self.target {
             Target::Stream { file, name } => {
-                let file = file
-                    .try_clone()
-                    .map_err(|error| OutputError::from_io(Path::new(name), &error))?;
+                let file = file.try_clone();
+                let file = file.map_err(|error| OutputError::from_io(Path::new(name), &error))?;
                 return Ok(Destination::stream(file, name.clone(), fsync));
             }
             Target::File(path) => {
@@ -298,17 +276,16 @@ impl Output {
                 (numbered(path, self.begun), part, Some(Arc::clone(next)))
             }
         };
-        let told = |error: &io::Error| OutputError::from_io(&path, error);
-        let there = part.as_deref().filter(|_| resume).map(fs::symlink_metadata);
-        let there = there
-            .and_then(Result::ok)
-            .map_or(0, |found| found.blocks() * BLOCK_LEN);
+        let told = |error: io::Error| OutputError::from_io(&path, &error);
+        let there = part.as_deref().filter(|_| resume);
+        let there = there.and_then(|part| fs::symlink_metadata(part).ok());
+        let there = there.map_or(0, |found| found.blocks() * BLOCK_LEN);
         let needed = total_len.map(|len| len.saturating_sub(there));
         check_space(parent(&path), needed, keep_free)?;
         let part =
             part.filter(|part| source.is_some_and(|source| self.parts.take(part, source.from, resume)));
-        let (file, partial, is_part) = open_partial(&path, part, resume).map_err(|error| told(&error))?;
-        let held = file.metadata().map_err(|error| told(&error))?.len();
+        let (file, partial, is_part) = open_partial(&path, part, resume).map_err(told)?;
+        let held = file.metadata().map_err(told)?.len();
         Ok(Destination {
             kind: Kind::File(Partial {
                 partial,

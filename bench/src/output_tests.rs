@@ -140,7 +140,7 @@ fn places_that_cannot_be_written() {
 #[test]
 fn a_device_is_written_into_and_never_replaced() {
     let mut output = Output::new(Path::new("/dev/null"), true).unwrap();
-    assert!(output.is_stream());
+    assert_eq!(output.concurrent_max(), 1);
     let mut destination = output.begin(Some(3), None, false).unwrap();
     destination.write_at(0, b"abc", &mut go()).unwrap();
     assert_eq!(

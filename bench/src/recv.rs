@@ -170,9 +170,8 @@ impl Tool {
             ));
         }
         let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
-        let output =
-            Output::new(&options.output, options.link.force).map_err(|error| Failure::new(error.text))?;
-        let output = output
+        let output = Output::new(&options.output, options.link.force)
+            .map_err(|error| Failure::new(error.text))?
             .keep_free(options.keep_free.map(ByteSize::bytes))
             .fsync(options.fsync);
         let meter = Meter::new(TOOL, &options.link, Instant::now())?;
@@ -208,34 +207,29 @@ impl Tool {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
         let landing = endpoint.status().landing_memory();
-        let allowed = if options.allow.is_empty() {
-            " from everybody (see --allow)"
-        } else {
-            ""
+        let allowed = match options.allow[..] {
+            [] => " from everybody (see --allow)",
+            _ => "",
         };
-        cli::complain(
-            TOOL,
-            &format!(
-                "listening on {} port {}{allowed}, mode {}, landing memory {}, at most {}, {} for one sender",
-                config.interface,
-                options.port,
-                endpoint.status().mode(),
-                approximate(landing.len),
-                approximate(landing.len_max),
-                approximate(landing.address_max)
-            ),
+        let text = format!(
+            "listening on {} port {}{allowed}, mode {}, landing memory {}, at most {}, {} for one sender",
+            config.interface,
+            options.port,
+            endpoint.status().mode(),
+            approximate(landing.len),
+            approximate(landing.len_max),
+            approximate(landing.address_max)
         );
+        cli::complain(TOOL, &text);
         let max_bytes = options.max_bytes.map_or(u64::MAX, ByteSize::bytes);
-        let receiver = Receiver::new(output, policy).max_bytes(max_bytes);
-        let options = options.clone();
         Ok(Tool {
             endpoint,
-            receiver,
+            receiver: Receiver::new(output, policy).max_bytes(max_bytes),
             arriving: Vec::new(),
             unacknowledged: Vec::new(),
             meter,
             interrupt,
-            options,
+            options: options.clone(),
             refusal_shown: None,
             refusals_hidden: 0,
         })
@@ -287,78 +281,52 @@ impl Tool {
                 let stations = format!("landed {landed} fragments, shown {shown}, written {written}, whole");
                 (stations, link::drop_count(endpoint))
             });
-            if self
-                .options
-                .count
-                .is_some_and(|count| self.receiver.totals().transfers >= count)
-            {
+            let transfers = self.receiver.totals().transfers;
+            if self.options.count.is_some_and(|count| transfers >= count) {
                 return Ok(());
             }
         }
     }
 
     fn take(&mut self, message: Message, now: Instant) {
-        let Tool {
-            endpoint,
-            receiver,
-            interrupt,
-            meter,
-            arriving,
-            options,
-            ..
-        } = self;
         let (peer, tag, latency_ns) = (message.peer(), message.tag(), message.latency_ns());
-        let Some(from) = endpoint.peer(peer).address() else {
+        let Some(from) = self.endpoint.peer(peer).address() else {
             // Its place in the table of peers was taken by another; it can neither be judged nor answered.
-            return receiver.note_stray(tag);
+            return self.receiver.note_stray(tag);
         };
         let transfer = match tag {
             CONTROL_TAG => Control::parse(&message).ok().map(|control| control.transfer()),
             _ => TransferId::from_data_tag(tag).map(|(transfer, _)| transfer),
         };
-        let mut between = between(endpoint, interrupt, (peer, transfer), now);
-        let taken = receiver.on_message(peer, *from.ip(), tag, message, now, &mut between);
+        let mut between = between(&mut self.endpoint, &self.interrupt, (peer, transfer), now);
+        let taken = (self.receiver).on_message(peer, *from.ip(), tag, message, now, &mut between);
         drop(between);
         // Their memory is free when nobody reads there any more.
-        arriving.retain(|incoming| incoming.settled().is_none());
-        if taken == Taken::Control
-            && options.link.pipeline == Pipeline::On
-            && receiver.is_receiving_from(peer)
-        {
-            endpoint.peer(peer).watch();
+        self.arriving.retain(|incoming| incoming.settled().is_none());
+        let is_piped = self.options.link.pipeline == Pipeline::On;
+        if taken == Taken::Control && is_piped && self.receiver.is_receiving_from(peer) {
+            self.endpoint.peer(peer).watch();
         }
         if taken == Taken::Data {
-            meter.latency.record_ns(latency_ns);
+            self.meter.latency.record_ns(latency_ns);
         }
-        meter.bytes = receiver.totals().bytes;
-        meter.messages = receiver.totals().messages;
+        self.meter.bytes = self.receiver.totals().bytes;
+        self.meter.messages = self.receiver.totals().messages;
     }
 
     /// Writes a piece of what may be read of messages that are arriving. `false`: there is none.
     fn write_shown(&mut self, now: Instant) -> bool {
-        let Tool {
-            endpoint,
-            receiver,
-            interrupt,
-            arriving,
-            ..
-        } = self;
-        let come = std::iter::from_fn(|| endpoint.try_incoming());
-        arriving.extend(come.filter(|incoming| incoming.len() > WHOLE_MAX));
-        arriving.retain(|incoming| incoming.settled().is_none());
-        arriving.iter().any(|incoming| {
+        let come = std::iter::from_fn(|| self.endpoint.try_incoming());
+        self.arriving
+            .extend(come.filter(|incoming| incoming.len() > WHOLE_MAX));
+        self.arriving.retain(|incoming| incoming.settled().is_none());
+        self.arriving.iter().any(|incoming| {
             let (peer, tag) = (incoming.peer(), incoming.tag());
             let transfer = TransferId::from_data_tag(tag).map(|(transfer, _)| transfer);
-            let mut between = between(endpoint, interrupt, (peer, transfer), now);
+            let mut between = between(&mut self.endpoint, &self.interrupt, (peer, transfer), now);
             let get = |bytes| incoming.bytes(bytes).ok();
-            receiver.on_shown(
-                peer,
-                (tag, incoming.len()),
-                incoming.shown(),
-                get,
-                now,
-                &mut between,
-            )
+            let (what, shown) = ((tag, incoming.len()), incoming.shown());
+            self.receiver.on_shown(peer, what, shown, get, now, &mut between)
         })
     }
 
@@ -405,11 +373,11 @@ impl Tool {
                         .expect((announced > 0).then_some(self.meter.bytes + announced));
                 }
                 Event::Finished { name, bytes } => {
-                    self.meter
-                        .say(&format!("received {}: {name}", approximate(bytes)));
+                    let text = format!("received {}: {name}", approximate(bytes));
+                    self.meter.say(&text);
                 }
                 Event::Failed { from, text } => {
-                    self.meter.say(&format!("transfer from {from} failed: {text}"))
+                    self.meter.say(&format!("transfer from {from} failed: {text}"));
                 }
                 Event::Refused { from, text } => self.tell_refusal(&format!("refused {from}: {text}")),
             }
@@ -418,19 +386,15 @@ impl Tool {
 
     fn tell_refusal(&mut self, text: &str) {
         let now = Instant::now();
-        if self
-            .refusal_shown
-            .is_some_and(|shown| now < shown + REFUSALS_SHOWN_EVERY)
-        {
+        let shown = self.refusal_shown;
+        if shown.is_some_and(|shown| now < shown + REFUSALS_SHOWN_EVERY) {
             self.refusals_hidden += 1;
             return;
         }
         self.refusal_shown = Some(now);
         match std::mem::take(&mut self.refusals_hidden) {
             0 => self.meter.say(text),
-            hidden => self
-                .meter
-                .say(&format!("{text} ({hidden} more refusals not shown)")),
+            hidden => (self.meter).say(&format!("{text} ({hidden} more refusals not shown)")),
         }
     }
 
@@ -444,9 +408,8 @@ impl Tool {
             self.send_replies();
         }
         // A sender that left without confirming is no failure of ours.
-        let _ = self
-            .endpoint
-            .flush(until.saturating_duration_since(Instant::now()));
+        let left = until.saturating_duration_since(Instant::now());
+        let _ = self.endpoint.flush(left);
     }
 
     /// The report, the reason of a failure, and the exit code.
@@ -472,20 +435,14 @@ impl Tool {
                 report.drops.insert(reason.to_owned(), count);
             }
         }
-        let seconds = match (totals.first_start, totals.last_end) {
-            (Some(start), Some(end)) => end.saturating_duration_since(start).as_secs_f64(),
-            _ => 0.0,
-        };
+        let start = totals.first_start.zip(totals.last_end);
+        let time = start.map(|(start, end)| end.saturating_duration_since(start));
+        let seconds = time.unwrap_or_default().as_secs_f64();
         report.set_measured(totals.bytes, totals.messages, seconds, &self.meter.latency);
         // Detach before the last word: whoever reads it may start the next program at once.
         drop(self.endpoint);
-        cli::conclude(
-            TOOL,
-            report,
-            result,
-            self.options.link.json,
-            self.options.output == Path::new("-"),
-        )
+        let is_data = self.options.output == Path::new("-");
+        cli::conclude(TOOL, report, result, self.options.link.json, is_data)
     }
 }
 

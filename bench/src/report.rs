@@ -92,13 +92,8 @@ pub fn gbit_per_s(bytes: u64, seconds: f64) -> f64 {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.transfers == 1 { "" } else { "s" };
-        write!(
-            f,
-            "{} in {} messages, {} transfer{plural}",
-            approximate(self.bytes),
-            self.messages,
-            self.transfers
-        )?;
+        let (size, messages, transfers) = (approximate(self.bytes), self.messages, self.transfers);
+        write!(f, "{size} in {messages} messages, {transfers} transfer{plural}")?;
         if self.failed_transfers > 0 {
             write!(f, ", {} failed", self.failed_transfers)?;
         }
@@ -116,43 +111,27 @@ impl fmt::Display for Report {
                 "\nmessage completion in us: p50 {p50:.1}, p90 {p90:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}"
             )?;
         }
+        let (copied, restored) = (self.user_copied_bytes, self.restored_bytes);
         write!(
             f,
-            "\nuser space copied {} payload bytes and restored {} bytes at window edges",
-            self.user_copied_bytes, self.restored_bytes
+            "\nuser space copied {copied} payload bytes and restored {restored} bytes at window edges"
         )?;
-        if self.messages_one_copy > 0 {
-            write!(
-                f,
-                "\n{} messages went by the one-copy path",
-                self.messages_one_copy
-            )?;
+        for (before, count, what) in [
+            ("", self.messages_one_copy, "messages went by the one-copy path"),
+            ("", self.fragments_one_copy, "fragments came by the one-copy path"),
+            ("", self.missing_bytes, "payload bytes were lost and are zeros"),
+            (
+                "corrupt messages: ",
+                self.manifests_requested,
+                "manifests were requested",
+            ),
+        ] {
+            if count > 0 {
+                write!(f, "\n{before}{count} {what}")?;
+            }
         }
-        if self.fragments_one_copy > 0 {
-            write!(
-                f,
-                "\n{} fragments came by the one-copy path",
-                self.fragments_one_copy
-            )?;
-        }
-        if self.missing_bytes > 0 {
-            write!(
-                f,
-                "\n{} payload bytes were lost and are zeros",
-                self.missing_bytes
-            )?;
-        }
-        if self.manifests_requested > 0 {
-            write!(
-                f,
-                "\ncorrupt messages: {} manifests were requested",
-                self.manifests_requested
-            )?;
-        }
-        write!(f, "\ndrops:")?;
-        if self.drops.is_empty() {
-            write!(f, " none")?;
-        }
+        let drops = if self.drops.is_empty() { " none" } else { "" };
+        write!(f, "\ndrops:{drops}")?;
         for (reason, count) in &self.drops {
             write!(f, " {reason} {count}")?;
         }

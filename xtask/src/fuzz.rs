@@ -19,16 +19,13 @@ pub struct FuzzArguments {
     /// Seconds altogether, shared by the targets; half of them for `engine`, which is the slowest.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     time: u64,
-    /// Only this target (may be repeated): the names of fuzz/fuzz_targets.
-    #[arg(long, value_name = "NAME")]
-    target: Vec<String>,
     /// Instead: lm-protocol's tests, the cards', and the poll engine's on the simulated NIC, under AddressSanitizer.
     ///
     /// A nightly toolchain that is missing is said in one line, and is an error with CI=true only.
-    #[arg(long, conflicts_with_all = ["time", "target"])]
+    #[arg(long, conflicts_with = "time")]
     asan: bool,
     /// Instead: those of them that it finishes in minutes under valgrind (memcheck), likewise.
-    #[arg(long, conflicts_with_all = ["time", "target", "asan"])]
+    #[arg(long, conflicts_with_all = ["time", "asan"])]
     valgrind: bool,
 }
 
@@ -66,19 +63,10 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// How many of `seconds` each target gets, at least one.
-fn shares(names: &[String], seconds: u64) -> Vec<u64> {
-    let others = names.iter().filter(|name| *name != ENGINE).count() as u64;
-    let for_engine = match others {
-        0 => seconds,
-        _ if (others as usize) < names.len() => seconds / 2,
-        _ => 0,
-    };
-    let share = |name: &String| match name.as_str() {
-        ENGINE => for_engine,
-        _ => (seconds - for_engine) / others,
-    };
-    names.iter().map(|name| share(name).max(1)).collect()
+/// How many of `seconds` a target gets that shares them with so many others, at least one.
+fn share(name: &str, others: usize, seconds: u64) -> u64 {
+    let parts = if name == ENGINE { 1 } else { others as u64 };
+    (seconds / 2 / parts).max(1)
 }
 
 /// Runs `cargo xtask fuzz`.
@@ -89,20 +77,9 @@ pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
     if arguments.valgrind {
         return valgrind();
     }
-    let known = targets()?;
-    for name in &arguments.target {
-        ensure!(
-            known.contains(name),
-            "no fuzz target `{name}`; there are {}",
-            known.join(", ")
-        );
-    }
-    let mut chosen = match arguments.target.is_empty() {
-        true => known,
-        false => arguments.target.clone(),
-    };
+    let mut targets = targets()?;
     if !rustix::process::geteuid().is_root() {
-        chosen.retain(|name| !WITH_GATE.contains(&name.as_str()));
+        targets.retain(|name| !WITH_GATE.contains(&name.as_str()));
         println!("SKIPPED: {}: a gate needs root", WITH_GATE.join(", "));
     }
     ensure!(answers("cargo", &NIGHTLY), "{NO_NIGHTLY}");
@@ -113,7 +90,8 @@ pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
     let folder = root().join("fuzz");
     let found = target_dir()?.join("fuzz-corpus");
     let mut failed = Vec::new();
-    for (name, seconds) in chosen.iter().zip(shares(&chosen, arguments.time)) {
+    for name in &targets {
+        let seconds = share(name, targets.len() - 1, arguments.time);
         let kept = found.join(name);
         std::fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
         let mut command = nightly();
@@ -206,16 +184,10 @@ fn valgrind() -> Result<()> {
 mod tests {
     use super::*;
 
-    fn names(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
     #[test]
     fn the_time_is_shared() {
-        assert_eq!(shares(&names(&["a", ENGINE, "b"]), 100), [25, 50, 25]);
-        assert_eq!(shares(&names(&[ENGINE]), 100), [100]);
-        assert_eq!(shares(&names(&["a"]), 100), [100]);
-        assert_eq!(shares(&names(&["a", "b"]), 1), [1, 1]);
+        assert_eq!(["a", ENGINE, "b"].map(|name| share(name, 2, 100)), [25, 50, 25]);
+        assert_eq!(share("a", 2, 1), 1);
     }
 
     /// `fuzz/fuzz_targets`, the manifest, the corpus and the tests that replay it have the same names.

@@ -17,26 +17,20 @@ const SENDERS: u32 = 3;
 /// benchmark uses.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// MTU of both interfaces, in bytes.
-    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..))]
-    mtu: u16,
     /// Put an impairment box between the hosts, with options of `lm-bench impair` such as "--loss 1% --delay 50us,2ms";
     /// without any it only forwards.
     #[arg(long = "box", id = "box", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "")]
     #[arg(allow_hyphen_values = true)]
     with_box: Option<String>,
-    /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
-    #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
-    senders: Option<u32>,
-    /// Make the switch's port towards the receiver slow, with a buffer in frames; what it passes is measured.
-    /// Three senders, if not said otherwise.
+    /// Put a switch between three senders and the right host, and make its port towards that slow, with a buffer in
+    /// frames; what it passes is measured.
     #[arg(long, value_name = "RATE/FRAMES", conflicts_with = "box")]
     port: Option<Port>,
-    /// Make the cable from each host to the switch slow.
+    /// The same with a slow cable from each host to the switch.
     #[arg(long, value_name = "RATE", conflicts_with = "box", value_parser = |text: &str| text.parse::<BitRate>())]
     cable: Option<BitRate>,
     /// Make a cluster of equal hosts on one switch instead.
-    #[arg(long, value_name = "N", conflicts_with_all = ["box", "senders", "port", "cable", "mtu"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["box", "port", "cable"])]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
     hosts: Option<u32>,
     /// With --hosts: an admission daemon on each, so that programs need no privileges: user 65534 may use it.
@@ -51,36 +45,29 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return keep_cluster(hosts, arguments.daemons);
     }
     let impairments = arguments.with_box.clone().map(Impairments);
-    let programs = impairments.as_ref().map(|_| Programs::build()).transpose()?;
-    let slow = arguments.port.is_some() || arguments.cable.is_some();
+    let is_slow = arguments.port.is_some() || arguments.cable.is_some();
     let bed = Bed::new(&BedConfig {
-        mtu: arguments.mtu,
         with_box: impairments.is_some(),
         box_cores: Some(two_cores()),
-        senders: arguments.senders.or(slow.then_some(SENDERS)),
+        senders: is_slow.then_some(SENDERS),
         port: arguments.port,
         cable: arguments.cable,
         checksum_offload: !impairments.as_ref().is_some_and(Impairments::needs_checksums),
         ..BedConfig::default()
     })?;
-    let running = (programs.zip(impairments))
-        .map(|(programs, impairments)| bed.start_box(&programs.path("lm-bench"), &impairments))
-        .transpose()?;
-    let hosts: Vec<_> = bed.senders().into_iter().chain([bed.right()]).collect();
-    let joined = if running.is_some() {
-        ", with an impairment box between them"
-    } else if hosts.len() > 2 || arguments.senders.is_some() {
-        " and a switch"
-    } else {
-        ""
+    let start = |impairments| bed.start_box(&Programs::build()?.path("lm-bench"), &impairments);
+    let running = impairments.map(start).transpose()?;
+    let joined = match (&running, is_slow) {
+        (Some(_), _) => ", with an impairment box between them",
+        (None, true) => " and a switch",
+        (None, false) => "",
     };
-    show(hosts, &format!(", joined by {INTERFACE}{joined}"));
+    show(bed.hosts(), &format!(", joined by {INTERFACE}{joined}"));
     if let Some(port) = arguments.port {
         println!(
-            "The switch's port towards {} passes {:.0} packets of {} bytes a second (measured) and keeps {}.",
+            "The switch's port towards {} passes {:.0} packets of 1500 bytes a second (measured) and keeps {}.",
             bed.right().address(),
             bed.capacity()?,
-            arguments.mtu,
             port.frames
         );
     }
@@ -118,8 +105,7 @@ fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
     keep()
 }
 
-fn show<'a>(hosts: impl IntoIterator<Item = &'a Host, IntoIter: ExactSizeIterator>, how: &str) {
-    let hosts = hosts.into_iter();
+fn show(hosts: &[Host], how: &str) {
     println!("{} hosts{how}:", hosts.len());
     for host in hosts {
         println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());

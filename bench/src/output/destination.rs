@@ -39,17 +39,16 @@ impl Partial {
         bytes: &[u8],
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), OutputError> {
-        let told = |error: &io::Error| OutputError::from_io(&self.path, error);
+        let told = |error: io::Error| OutputError::from_io(&self.path, &error);
         for (number, piece) in bytes.chunks(FILE_PIECE_LEN).enumerate() {
             if number > 0 && !between() {
-                return Err(told(&stopped()));
+                return Err(told(stopped()));
             }
             let len = piece.len() as u64;
-            self.room
-                .take(file, len)
-                .map_err(|space| lacks(&space, parent(&self.path), len))?;
-            file.write_all_at(piece, offset + (number * FILE_PIECE_LEN) as u64)
-                .map_err(|error| told(&error))?;
+            let room = self.room.take(file, len);
+            room.map_err(|space| lacks(&space, parent(&self.path), len))?;
+            let at = offset + (number * FILE_PIECE_LEN) as u64;
+            file.write_all_at(piece, at).map_err(told)?;
         }
         Ok(())
     }
@@ -199,11 +198,11 @@ impl Destination {
         // Until the file has its name nobody else shall take the part for one.
         partial.keep = false;
         let _locked = file.try_clone();
+        let told = |partial: &Partial, error: io::Error| OutputError::from_io(&partial.path, &error);
         let synced = if fsync { file.sync_all() } else { Ok(()) };
         // Delayed errors of network file systems come with close(2), which std does not report.
-        synced
-            .and_then(|()| nix::unistd::close(file).map_err(io::Error::from))
-            .map_err(|error| OutputError::from_io(&partial.path, &error))?;
+        let closed = synced.and_then(|()| nix::unistd::close(file).map_err(io::Error::from));
+        closed.map_err(|error| told(&partial, error))?;
         loop {
             if let Some(next) = &partial.numbered {
                 // Relaxed: only uniqueness matters.
@@ -215,20 +214,17 @@ impl Destination {
                 partial.path = numbered(parent(&partial.path), number);
             }
             match rename(&partial.partial, &partial.path, partial.force) {
-                Ok(()) => {
-                    partial.keep = true;
-                    break;
-                }
+                Ok(()) => break,
                 // The number is taken.
                 Err(Errno::EXIST) if partial.numbered.is_some() => {}
-                Err(error) => return Err(OutputError::from_io(&partial.path, &error.into())),
+                Err(error) => return Err(told(&partial, error.into())),
             }
         }
+        partial.keep = true;
         if fsync {
             // The name is in the directory.
-            File::open(parent(&partial.path))
-                .and_then(|directory| directory.sync_all())
-                .map_err(|error| OutputError::from_io(&partial.path, &error))?;
+            let synced = File::open(parent(&partial.path)).and_then(|directory| directory.sync_all());
+            synced.map_err(|error| told(&partial, error))?;
         }
         Ok(partial.path.display().to_string())
     }

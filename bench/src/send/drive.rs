@@ -10,13 +10,13 @@ use lm_protocol::geometry::Wire;
 
 use super::{FAREWELL_MAX, IDLE_MAX, Tool};
 use crate::cli::{self, DeliveryOption, Failure, Pipeline};
-use crate::input::RANGES_PER_READ;
+use crate::input::{Input, RANGES_PER_READ};
 use crate::link;
 use crate::output::describe;
 use crate::size::approximate;
 use crate::transfer::WHOLE_MAX;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
-use crate::transfer::wire::{CONTROL_TAG, Control, Digest, Refusal, TransferId};
+use crate::transfer::wire::{CONTROL_TAG, Control, Refusal, TransferId};
 
 /// What became of a piece that was to be read.
 enum Filled {
@@ -70,7 +70,7 @@ impl Tool {
             let mut digests = Vec::new();
             while from < end {
                 let to = from.saturating_add(block_len).min(end);
-                match self.digest(from, to, outgoing)? {
+                match self.meanwhile(outgoing, |input, between| input.digest(from, to, between))? {
                     Some(digest) => digests.push(digest),
                     None => return Ok(true),
                 }
@@ -81,14 +81,18 @@ impl Tool {
         Ok(outgoing.compare(&self.digests.1, Instant::now()))
     }
 
-    /// The digest of a block of the file, with rounds in between; `None`: the transfer ended meanwhile.
-    fn digest(&mut self, from: u64, to: u64, outgoing: &mut Outgoing) -> Result<Option<Digest>, Failure> {
+    /// Works at the input, with rounds in between; `None`: the transfer ended meanwhile.
+    fn meanwhile<T>(
+        &mut self,
+        outgoing: &mut Outgoing,
+        work: impl FnOnce(&Input, &mut dyn FnMut() -> bool) -> io::Result<T>,
+    ) -> Result<Option<T>, Failure> {
         let input = Rc::clone(&self.input);
         let mut broken = None;
-        let digest = input.digest(from, to, &mut || self.is_going_on(outgoing, &mut broken));
-        match (broken, digest) {
+        let done = work(&input, &mut || self.is_going_on(outgoing, &mut broken));
+        match (broken, done) {
             (Some(failure), _) => Err(failure),
-            (None, Ok(digest)) => Ok(Some(digest)),
+            (None, Ok(done)) => Ok(Some(done)),
             (None, Err(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
             (None, Err(error)) => Err(self.cannot_read(&error)),
         }
@@ -166,8 +170,11 @@ impl Tool {
                 Err(_) => {}
             }
         }
-        let Some(region) = self.loan(piece.len)? else {
-            return Ok(false);
+        let region = match self.endpoint.loan(self.peer, piece.len) {
+            Ok(region) => region,
+            // None is free until another message is confirmed.
+            Err(LoanError::WouldBlock) => return Ok(false),
+            Err(error) => return Err(Failure::new(cli::chain(&error))),
         };
         match self.fill(region, piece, outgoing)? {
             Filled::Whole(region) => {
@@ -232,15 +239,6 @@ impl Tool {
         Ok(())
     }
 
-    /// Memory for a message; `None`: none is free until another message is confirmed.
-    fn loan(&mut self, len: u64) -> Result<Option<SendRegion>, Failure> {
-        match self.endpoint.loan(self.peer, len) {
-            Ok(region) => Ok(Some(region)),
-            Err(LoanError::WouldBlock) => Ok(None),
-            Err(error) => Err(Failure::new(cli::chain(&error))),
-        }
-    }
-
     /// Reads the piece into `region`, with rounds in between.
     fn fill(
         &mut self,
@@ -248,23 +246,16 @@ impl Tool {
         piece: Piece,
         outgoing: &mut Outgoing,
     ) -> Result<Filled, Failure> {
-        let input = Rc::clone(&self.input);
-        let mut broken = None;
-        let filled = input.fill(region.payloads_mut(), piece.offset, &mut || {
-            self.is_going_on(outgoing, &mut broken)
-        });
-        if let Some(failure) = broken {
-            return Err(failure);
-        }
-        let filled = match filled {
-            Ok(filled) => filled,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Filled::Over),
-            Err(error) => return Err(self.cannot_read(&error)),
+        let read = |input: &Input, between: &mut dyn FnMut() -> bool| {
+            input.fill(region.payloads_mut(), piece.offset, between)
+        };
+        let Some(filled) = self.meanwhile(outgoing, read)? else {
+            return Ok(Filled::Over);
         };
         if filled == piece.len {
             return Ok(Filled::Whole(region));
         }
-        if input.len().is_some() {
+        if self.input.len().is_some() {
             return Err(self.became_shorter());
         }
         match (filled, piece.offset) {
@@ -279,17 +270,13 @@ impl Tool {
 
     fn became_shorter(&self) -> Failure {
         let name = self.options.file.display();
-        Failure::new(format!(
-            "{name} became shorter while it was sent; send it again when nobody writes it"
-        ))
+        let text = "became shorter while it was sent; send it again when nobody writes it";
+        Failure::new(format!("{name} {text}"))
     }
 
     fn cannot_read(&self, error: &io::Error) -> Failure {
-        let name = self.options.file.display();
-        Failure::new(format!(
-            "cannot read {name}: {}; check the file and its disk",
-            describe(error)
-        ))
+        let (name, why) = (self.options.file.display(), describe(error));
+        Failure::new(format!("cannot read {name}: {why}; check the file and its disk"))
     }
 
     /// Hears what the receiver says. Polls the endpoint at least once.
@@ -365,19 +352,18 @@ impl Tool {
 
     fn judge(&self, outcome: &Outcome) -> Result<(), Failure> {
         let to = &self.options.to;
-        match outcome {
-            Outcome::Complete => Ok(()),
-            Outcome::Refused {
-                refusal: Refusal::Version,
-                text,
-            } => Err(Failure::new(format!("the receiver at {to} {text}"))),
-            Outcome::Refused { text, .. } => Err(Failure::new(format!("{to} refuses the transfer: {text}"))),
-            Outcome::Failed { text, .. } => Err(Failure::new(format!("the transfer to {to} failed: {text}"))),
+        let text = match outcome {
+            Outcome::Complete => return Ok(()),
+            Outcome::Refused { refusal, text } => match refusal {
+                Refusal::Version => format!("the receiver at {to} {text}"),
+                _ => format!("{to} refuses the transfer: {text}"),
+            },
+            Outcome::Failed { text, .. } => format!("the transfer to {to} failed: {text}"),
             Outcome::Silent => {
-                let text = format!("{to} stopped answering; check that lm-recv still runs and send again");
-                Err(Failure::new(text))
+                format!("{to} stopped answering; check that lm-recv still runs and send again")
             }
-        }
+        };
+        Err(Failure::new(text))
     }
 
     /// The transfer is complete. Waits a moment for what the receiver's endpoint still has to confirm, so that every

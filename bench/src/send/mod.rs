@@ -104,10 +104,8 @@ impl Tool {
         }
         let (peer, plain) = connect(&mut endpoint, to, &shape, &options)?;
         if plain {
-            cli::complain(
-                TOOL,
-                &format!("no LM at {to}: sending plain UDP datagrams, which nobody confirms"),
-            );
+            let text = format!("no LM at {to}: sending plain UDP datagrams, which nobody confirms");
+            cli::complain(TOOL, &text);
         }
         meter.expect(input.len().map(|len| len.saturating_mul(shape.repeat)));
         let now = Instant::now();
@@ -139,10 +137,9 @@ impl Tool {
         let mut transfer = TransferId::from_random(random());
         let mut result = Ok(());
         for _ in 0..self.shape.repeat {
-            let sent = if self.plain {
-                self.send_plain()
-            } else {
-                self.send_transfer(transfer)
+            let sent = match self.plain {
+                true => self.send_plain(),
+                false => self.send_transfer(transfer),
             };
             match sent {
                 Ok(()) => self.transfers += 1,
@@ -161,10 +158,9 @@ impl Tool {
 
     /// The report, the reason of a failure, and the exit code.
     fn report(mut self, result: Result<(), Failure>) -> ExitCode {
-        let wire = if self.shape.wire == Wire::Lm {
-            "lm"
-        } else {
-            "ipfrag"
+        let wire = match self.shape.wire {
+            Wire::Lm => "lm",
+            Wire::IpFrag => "ipfrag",
         };
         let mut report = Report {
             transfers: self.transfers,
