@@ -59,11 +59,9 @@ fn rows(text: &str) -> Result<Vec<Row<'_>>> {
     let lines = text
         .lines()
         .filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .map(|line| {
-            Row::parse(line).with_context(|| format!("{FILE}: `{line}` is not NAME BASE [+N ISSUE]…"))
-        })
-        .collect()
+    let row =
+        |line| Row::parse(line).with_context(|| format!("{FILE}: `{line}` is not NAME BASE [+N ISSUE]…"));
+    lines.map(row).collect()
 }
 
 /// What of the tree and of these command lines is above its ceiling, or so far below its base that this has to be
@@ -79,10 +77,8 @@ pub fn complaints(programs: &[clap::Command]) -> Result<Vec<String>> {
     for program in programs {
         let name = program.get_name().replace(' ', "-");
         let (commands, options) = leaves_and_options(program);
-        counts.extend([
-            (format!("{name}:commands"), commands),
-            (format!("{name}:options"), options),
-        ]);
+        counts.insert(format!("{name}:commands"), commands);
+        counts.insert(format!("{name}:options"), options);
     }
     for row in &rows {
         let (count, ceiling) = (counts.remove(row.name).unwrap_or_default(), row.ceiling());
@@ -98,19 +94,13 @@ pub fn complaints(programs: &[clap::Command]) -> Result<Vec<String>> {
             ));
         }
     }
-    complaints.extend(
-        counts
-            .into_keys()
-            .map(|name| format!("{name}: {FILE} has no row of that name")),
-    );
-    let allowances = rows
-        .iter()
-        .filter(|row| row.name != ALL)
-        .flat_map(|row| &row.allowances);
-    let fixes: usize = allowances
-        .filter(|(_, issue)| *issue == "FIX")
-        .map(|(lines, _)| lines)
-        .sum();
+    let unknown = counts.into_keys();
+    complaints.extend(unknown.map(|name| format!("{name}: {FILE} has no row of that name")));
+    let rows = rows.iter().filter(|row| row.name != ALL);
+    let fixes = rows
+        .flat_map(|row| &row.allowances)
+        .filter(|(_, issue)| *issue == "FIX");
+    let fixes: usize = fixes.map(|(lines, _)| lines).sum();
     if fixes > FIXES {
         complaints.push(format!(
             "{fixes} lines are allowed for mended faults, and may be {FIXES}"
@@ -146,9 +136,8 @@ fn leaves_and_options(command: &clap::Command) -> (usize, usize) {
     let (leaves, options) = below.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let own = command
         .get_arguments()
-        .filter(|argument| !argument.is_positional())
-        .count();
-    (leaves.max(1), options + own)
+        .filter(|argument| !argument.is_positional());
+    (leaves.max(1), options + own.count())
 }
 
 /// A tracked file of code.
@@ -180,10 +169,8 @@ impl Source {
         let mut found = Vec::new();
         for (number, line) in (1..).zip(self.text.lines()) {
             let text = line.trim_start();
-            let is_hash = text.starts_with('#')
-                && !self.is_rust()
-                && !self.path.ends_with(".c")
-                && !self.path.ends_with(".h");
+            let is_hash =
+                text.starts_with('#') && ![".rs", ".c", ".h"].iter().any(|end| self.path.ends_with(end));
             is_comment |= text.starts_with("/*");
             if text.is_empty() || text.starts_with("//") || is_comment || (is_hash && number > 1) {
                 is_comment &= !text.contains("*/");

@@ -1,5 +1,7 @@
 //! Which messages of a transfer have arrived: every index once, each of the right length, none too far ahead.
 
+use std::collections::BTreeSet;
+
 use super::wire::Plan;
 
 /// How far ahead of the first missing message another one may be. A sender has at most 256 messages in flight.
@@ -13,13 +15,10 @@ pub struct Sequence {
     total_len: Option<u64>,
     /// Every index below has arrived.
     next: u64,
-    /// Bit `index % AHEAD_MAX`: `index` has arrived; meaningful for `next..next + AHEAD_MAX`.
-    ahead: [u64; (AHEAD_MAX / 64) as usize],
-    /// One more than the highest index that arrived.
-    end: u64,
+    /// Those that have arrived beyond `next`, [`AHEAD_MAX`] at most.
+    ahead: BTreeSet<u64>,
     /// Index and length of a message shorter than the others: it can only be the last.
     short: Option<(u64, u64)>,
-    messages: u64,
     bytes: u64,
 }
 
@@ -27,16 +26,7 @@ impl Sequence {
     /// Nothing of `plan` has arrived.
     #[must_use]
     pub fn new(plan: Plan) -> Self {
-        Sequence {
-            plan,
-            total_len: plan.total_len,
-            next: 0,
-            ahead: [0; (AHEAD_MAX / 64) as usize],
-            end: 0,
-            short: None,
-            messages: 0,
-            bytes: 0,
-        }
+        Sequence::resumed(plan, 0)
     }
 
     /// The same, but what lies before message `first` is there.
@@ -44,11 +34,12 @@ impl Sequence {
     pub fn resumed(plan: Plan, first: u64) -> Self {
         let bytes = first.saturating_mul(plan.message_len);
         Sequence {
+            plan,
+            total_len: plan.total_len,
             next: first,
-            end: first,
-            messages: first,
+            ahead: BTreeSet::new(),
+            short: None,
             bytes: plan.total_len.map_or(bytes, |total| bytes.min(total)),
-            ..Sequence::new(plan)
         }
     }
 
@@ -61,7 +52,7 @@ impl Sequence {
     /// Messages that have arrived.
     #[must_use]
     pub fn messages(&self) -> u64 {
-        self.messages
+        self.next + self.ahead.len() as u64
     }
 
     /// Bytes of the whole transfer, once they are known.
@@ -86,7 +77,8 @@ impl Sequence {
     }
 
     /// Whether message `index` with `len` bytes may arrive; and `next`: of those that may it is the first.
-    pub fn expects(&mut self, index: u32, len: u64, next: bool) -> bool {
+    #[must_use]
+    pub fn expects(&self, index: u32, len: u64, next: bool) -> bool {
         let index = u64::from(index);
         self.check(index, len).is_ok() && (!next || index == self.next)
     }
@@ -94,7 +86,12 @@ impl Sequence {
     /// Whether all is there.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.total_len == Some(self.bytes) && self.next == self.end
+        self.total_len == Some(self.bytes) && self.ahead.is_empty()
+    }
+
+    /// One more than the highest index that arrived.
+    fn end_index(&self) -> u64 {
+        self.ahead.last().map_or(self.next, |last| last + 1)
     }
 
     /// Notes the arrival of message `index` with `len` bytes.
@@ -107,36 +104,30 @@ impl Sequence {
         if len < self.plan.message_len {
             self.short = Some((index, len));
         }
-        *self.word(index) |= 1 << (index % 64);
-        while self.has(self.next) {
-            let next = self.next;
-            *self.word(next) &= !(1 << (next % 64));
+        self.ahead.insert(index);
+        while self.ahead.remove(&self.next) {
             self.next += 1;
         }
-        self.end = self.end.max(index + 1);
-        self.messages += 1;
         self.bytes += len;
         Ok(())
     }
 
-    fn check(&mut self, index: u64, len: u64) -> Result<(), &'static str> {
-        if index < self.next || (index < self.end && self.has(index)) {
+    fn check(&self, index: u64, len: u64) -> Result<(), &'static str> {
+        if index < self.next || self.ahead.contains(&index) {
             return Err("a message came twice; send again");
         }
         if index - self.next >= AHEAD_MAX {
             return Err("a message came too far ahead of the others; send again");
         }
-        let wanted = match self.total_len {
-            Some(total) => {
+        let wanted = match (self.total_len, self.short) {
+            (Some(total), _) => {
                 let offset = index.saturating_mul(self.plan.message_len);
                 total.saturating_sub(offset).min(self.plan.message_len)
             }
-            None => match self.short {
-                Some((last, _)) if index > last => 0,
-                // Any length is good for what may be the last message, and that is so while none came after it.
-                None if index >= self.end => len.min(self.plan.message_len),
-                _ => self.plan.message_len,
-            },
+            (None, Some((last, _))) if index > last => 0,
+            // Any length is good for what may be the last message, and that is so while none came after it.
+            (None, None) if index >= self.end_index() => len.min(self.plan.message_len),
+            _ => self.plan.message_len,
         };
         if len == 0 || len != wanted {
             return Err("a message has the wrong length or lies past the end; send again");
@@ -151,31 +142,21 @@ impl Sequence {
     pub fn end(&mut self, bytes: u64, messages: u64) -> Result<(), &'static str> {
         const CONTRADICTION: &str = "the sender's count contradicts what came; send again";
         let plan = Plan::new(Some(bytes), self.plan.message_len).ok_or(CONTRADICTION)?;
-        let last_len = bytes
-            - (messages.saturating_sub(1))
-                .saturating_mul(self.plan.message_len)
-                .min(bytes);
+        let last = messages.saturating_sub(1);
+        let last_len = bytes - last.saturating_mul(self.plan.message_len).min(bytes);
         let short_fits = match self.short {
-            Some(short) => short == (messages.saturating_sub(1), last_len),
-            None => self.end < messages || last_len == self.plan.message_len,
+            Some(short) => short == (last, last_len),
+            None => self.end_index() < messages || last_len == self.plan.message_len,
         };
         let fits = plan.message_count() == Some(messages)
             && self.total_len.is_none_or(|total| total == bytes)
-            && self.end <= messages
+            && self.end_index() <= messages
             && short_fits;
         if !fits {
             return Err(CONTRADICTION);
         }
         self.total_len = Some(bytes);
         Ok(())
-    }
-
-    fn word(&mut self, index: u64) -> &mut u64 {
-        &mut self.ahead[(index % AHEAD_MAX / 64) as usize]
-    }
-
-    fn has(&mut self, index: u64) -> bool {
-        *self.word(index) >> (index % 64) & 1 == 1
     }
 }
 

@@ -2,7 +2,7 @@
 //! by name at each step. Nothing is configured on either machine.
 
 use std::io::{BufRead as _, IsTerminal as _};
-use std::net::{IpAddr, SocketAddr, SocketAddrV4, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,8 +20,7 @@ const SYSTEMS: &str = "lm,udp-blocking,udp-spinning";
 const COMPARE_LIMIT: Duration = Duration::from_secs(3600);
 
 pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: &Programs) -> Result<Value> {
-    let to = resolve(peer)?;
-    let ours = address_towards(to)?;
+    let ours = address_towards(peer)?;
     let content = Content::make(arguments.size)?;
     println!(
         "The other machine needs lm-recv and lm-bench: `cargo xtask dist` makes a tarball that runs without Rust.\n\
@@ -49,22 +48,12 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
     content.result("two machines", json!({"send": sent}), &compared)
 }
 
-/// The peer's IPv4 address and data port.
-fn resolve(peer: &str) -> Result<SocketAddrV4> {
-    let found = (peer, DATA_PORT).to_socket_addrs();
-    let mut found = found.with_context(|| format!("cannot find the host {peer}"))?;
-    let ipv4 = found.find_map(|address| match address {
-        SocketAddr::V4(address) => Some(address),
-        SocketAddr::V6(_) => None,
-    });
-    ipv4.with_context(|| format!("{peer} has no IPv4 address; give one"))
-}
-
 /// This machine's address as the peer sees it, which is what the kernel sends from.
-fn address_towards(to: SocketAddrV4) -> Result<IpAddr> {
+fn address_towards(peer: &str) -> Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").context("cannot open a UDP socket")?;
     // Sends nothing.
-    socket.connect(to).with_context(|| format!("no route to {to}"))?;
+    let connected = socket.connect((peer, DATA_PORT));
+    connected.with_context(|| format!("no route to {peer}; give a host that has an IPv4 address"))?;
     Ok(socket.local_addr().context("a socket without an address")?.ip())
 }
 
