@@ -24,8 +24,7 @@ pub fn sha256(path: &Path) -> Result<String> {
     Ok(hex(&digest.finalize()))
 }
 
-/// In hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -4,24 +4,66 @@
 //! which would carry the compiler's name, is stripped (BTF stays). `NAME.sum` records the hashes of sources and object
 //! and the compiler, so that a machine without clang can still see that one was changed without the other.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use sha2::{Digest, Sha256};
 
 use crate::bed::leftovers::temporary_folder;
-use crate::content::hex;
-use crate::workspace::{root, run};
+use crate::workspace::root;
 
-/// Rebuilds the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
+/// The gate, the impairment box's forwarder, and the XDP program of bare AF_XDP: `NAME.o` and `NAME.sum` in a crate's
+/// folder, and every file of its `src` that they are made from; the first one is compiled.
+const ALL: [(&str, &str, &str); 3] = [
+    ("gate", "ebpf", "gate.c gate.h"),
+    ("impair", "bench/box", "impair.c"),
+    ("redirect", "bench", "redirect.c"),
+];
+
+/// Rebuilds the object `$0` in this folder, or, with `check`, says whether it was made from the sources beside it: by the
+/// first clang found, or by the one that made it. Where that is not here, hashes alone are compared.
+const SCRIPT: &str = r#"
+name=$0 to_do=$1 scratch=$2; shift 2
+flags="-O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror"
+hash() { sha256sum "$1" | cut -d ' ' -f 1; }
+version() { ! command -v "$1" >/dev/null || "$1" --version | head -n 1; }
+fail() { echo "$*" >&2; exit 1; }
+sum() {
+    for source in $sources; do echo "source $source $(hash "src/$source")"; done
+    echo "object $name.o $(hash "$1")"
+    echo "flags $flags"
+    echo "compiler $2"
+}
+sources=$* wanted=
+if [ "$to_do" = check ]; then
+    wanted=$(sed -n 's/^compiler //p' "$name.sum")
+    [ -n "$wanted" ] || fail "$name.sum names no compiler: run \`cargo xtask gate\`"
+    sum "$name.o" "$wanted" | cmp -s - "$name.sum" \
+        || fail "the sources or the object of $name changed without each other: run \`cargo xtask gate\`"
+fi
+for end in -14 "" -15 -16 -17 -18 -19 -20; do
+    compiler=$(version "clang$end")
+    [ -n "$compiler" ] && [ "${wanted:-$compiler}" = "$compiler" ] && [ -n "$(version "llvm-strip$end")" ] || continue
+    (cd src; "clang$end" $flags -fdebug-compilation-dir=. "-ffile-prefix-map=$(pwd -P)=." -c "$1" -o "$scratch/$name.o")
+    "llvm-strip$end" -g "$scratch/$name.o"
+    if [ "$to_do" = check ]; then
+        cmp -s "$scratch/$name.o" "$name.o" || fail "$compiler makes another $name.o: run \`cargo xtask gate\`"
+        echo "$name.o is fresh: rebuilt to the same bytes"
+    else
+        cp "$scratch/$name.o" "$name.o"
+        sum "$name.o" "$compiler" >"$name.sum"
+        echo "$name.o built by $compiler"
+    fi
+    exit
+done
+[ "$to_do" = check ] || fail "no clang with a matching llvm-strip is installed"
+echo "$name.o matches its sources by hash (not rebuilt: $wanted is not installed)"
+"#;
+
+/// Rebuilds the committed objects.
 pub fn build() -> Result<()> {
-    ALL.iter().try_for_each(|object| {
-        let compiler = object.build(&root().join(object.folder))?;
-        println!("{}.o built by {compiler}", object.name);
-        Ok(())
-    })
+    ALL.iter()
+        .try_for_each(|object| run(object, &root().join(object.1), "build"))
 }
 
 /// Whether each object was made from its sources.
@@ -29,140 +71,23 @@ pub fn build() -> Result<()> {
 /// # Errors
 /// Which one was not.
 pub(crate) fn check() -> Result<()> {
-    ALL.iter().try_for_each(|object| {
-        let name = object.name;
-        match object.check(&root().join(object.folder))? {
-            None => println!("{name}.o is fresh: rebuilt to the same bytes"),
-            Some(compiler) => {
-                println!("{name}.o matches its sources by hash (not rebuilt: {compiler} is not installed)");
-            }
-        }
-        Ok(())
-    })
+    ALL.iter()
+        .try_for_each(|object| run(object, &root().join(object.1), "check"))
 }
 
-/// One committed object: `NAME.o` and `NAME.sum` in its crate's folder, its sources in `src`.
-#[derive(Clone, Copy, Debug)]
-struct Object {
-    name: &'static str,
-    folder: &'static str,
-    /// Every file that it is made from; the first one is compiled.
-    sources: &'static [&'static str],
-}
-
-/// The gate, the impairment box's forwarder, and the XDP program of bare AF_XDP.
-const ALL: [Object; 3] = [
-    Object {
-        name: "gate",
-        folder: "ebpf",
-        sources: &["gate.c", "gate.h"],
-    },
-    Object {
-        name: "impair",
-        folder: "bench/box",
-        sources: &["impair.c"],
-    },
-    Object {
-        name: "redirect",
-        folder: "bench",
-        sources: &["redirect.c"],
-    },
-];
-
-const FLAGS: [&str; 8] = [
-    "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
-];
-/// Ends of the names of compilers and their tools.
-const VERSIONS: [&str; 8] = ["-14", "", "-15", "-16", "-17", "-18", "-19", "-20"];
-
-impl Object {
-    /// Rebuilds `NAME.o` and `NAME.sum` in `root`. Gives the compiler's name.
-    fn build(&self, root: &Path) -> Result<String> {
-        let (compiler, object) = self
-            .compile(root, None)?
-            .context("no clang with a matching llvm-strip is installed")?;
-        fs::write(self.path(root, "o"), &object)?;
-        fs::write(self.path(root, "sum"), self.sum(root, &object, &compiler)?)?;
-        Ok(compiler)
-    }
-
-    /// Whether `NAME.o` in `root` was made from the sources beside it. Gives the recorded compiler where it is not
-    /// here, so that hashes alone were compared.
-    fn check(&self, root: &Path) -> Result<Option<String>> {
-        let name = self.name;
-        let object = read(&self.path(root, "o"))?;
-        let recorded = String::from_utf8(read(&self.path(root, "sum"))?)?;
-        let mut lines = recorded.lines();
-        let compiler = lines.find_map(|line| line.strip_prefix("compiler "));
-        let compiler =
-            compiler.with_context(|| format!("{name}.sum names no compiler: run `cargo xtask gate`"))?;
-        ensure!(
-            recorded == self.sum(root, &object, compiler)?,
-            "the sources or the object of {name} changed without each other: run `cargo xtask gate`"
-        );
-        let Some((_, rebuilt)) = self.compile(root, Some(compiler))? else {
-            return Ok(Some(compiler.to_owned()));
-        };
-        ensure!(
-            rebuilt == object,
-            "{compiler} makes another {name}.o: run `cargo xtask gate`"
-        );
-        Ok(None)
-    }
-
-    fn path(&self, root: &Path, ending: &str) -> PathBuf {
-        root.join(self.name).with_extension(ending)
-    }
-
-    /// Compiles with the first clang found, or with the one whose version is `wanted`; `None` if there is none.
-    fn compile(&self, root: &Path, wanted: Option<&str>) -> Result<Option<(String, Vec<u8>)>> {
-        for end in VERSIONS {
-            let [clang, strip] = ["clang", "llvm-strip"].map(|name| format!("{name}{end}"));
-            let Some(version) = version(&clang) else { continue };
-            if wanted.is_some_and(|wanted| wanted != version) || self::version(&strip).is_none() {
-                continue;
-            }
-            let (folder, _folder) = temporary_folder(&std::env::temp_dir(), self.name)?;
-            let output = self.path(&folder, "o");
-            let source = root.join("src").canonicalize()?;
-            run(Command::new(clang)
-                .args(FLAGS)
-                .arg("-fdebug-compilation-dir=.")
-                .arg(format!("-ffile-prefix-map={}=.", source.display()))
-                .args(["-c", self.sources[0], "-o"])
-                .arg(&output)
-                .current_dir(&source))?;
-            run(Command::new(strip).arg("-g").arg(&output))?;
-            return Ok(Some((version, read(&output)?)));
-        }
-        Ok(None)
-    }
-
-    fn sum(&self, root: &Path, object: &[u8], compiler: &str) -> Result<String> {
-        let mut text = String::new();
-        for name in self.sources {
-            let hash = hash(&read(&root.join("src").join(name))?);
-            text += &format!("source {name} {hash}\n");
-        }
-        let (name, object, flags) = (self.name, hash(object), FLAGS.join(" "));
-        Ok(text + &format!("object {name}.o {object}\nflags {flags}\ncompiler {compiler}\n"))
-    }
-}
-
-/// First line of what a tool says about itself.
-fn version(tool: &str) -> Option<String> {
-    let output = Command::new(tool).arg("--version").output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let line = said.lines().next().filter(|_| output.status.success())?;
-    Some(line.trim().to_owned())
-}
-
-fn hash(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+fn run((name, _, sources): &(&str, &str, &str), folder: &Path, to_do: &str) -> Result<()> {
+    let (scratch, _scratch) = temporary_folder(&std::env::temp_dir(), name)?;
+    let mut script = Command::new("sh");
+    script.args(["-euc", SCRIPT, name, to_do]).arg(&scratch);
+    script
+        .args(sources.split(' '))
+        .current_dir(folder)
+        .stdin(Stdio::null());
+    let output = script.output().context("cannot start sh")?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", why.trim());
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -178,7 +103,7 @@ mod tests {
     fn a_stale_object_is_noticed() {
         let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stale").unwrap();
         let copy = |name: &str| {
-            let from = root().join(ALL[0].folder).join(name);
+            let from = root().join(ALL[0].1).join(name);
             std::fs::copy(from, folder.join(name)).unwrap();
         };
         std::fs::create_dir_all(folder.join("src")).unwrap();
@@ -186,13 +111,13 @@ mod tests {
             copy(name);
         }
         // In another folder the same compiler makes the same bytes.
-        let fresh = ALL[0].check(&folder);
+        let fresh = run(&ALL[0], &folder, "check");
         let mut stale = Vec::new();
         for name in ["gate.o", "src/gate.c", "src/gate.h"] {
             let mut bytes = std::fs::read(folder.join(name)).unwrap();
             bytes.push(b'\n');
             std::fs::write(folder.join(name), bytes).unwrap();
-            stale.push(ALL[0].check(&folder));
+            stale.push(run(&ALL[0], &folder, "check"));
             copy(name);
         }
         fresh.unwrap();
