@@ -10,17 +10,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::test_programs::differences;
 use crate::workspace::{cargo, root, run as run_command};
 
 /// Makes the tests' long loops run in full; `dataplane/src/sim_tests/mod.rs` reads it.
 const LONG_VARIABLE: &str = "LM_LONG";
-/// The test that runs seeds of two engines on the simulated NIC.
-const ENGINES: &str = "sim_tests::soak::seeds_settle";
-/// The test that runs seeds of many hosts' admission, and the one that prints how long grants take.
-const ADMISSION: &str = "soak::seeds_settle";
+/// The test program and the test that run seeds of two engines on the simulated NIC.
+const ENGINES: (&str, &str) = ("lm-dataplane --lib", "sim_tests::soak::seeds_settle");
+/// Those that run seeds of many hosts' admission, and the test that prints how long grants take.
+const ADMISSION: (&str, &str) = ("lm-protocol --test admission", "soak::seeds_settle");
 const RATES: &str = "rates::table";
 /// Seeds that are recorded, from 0 on: a seed and its three hashes, one line a seed.
 const RECORDED: u64 = 2000;
@@ -101,10 +101,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let seeds = if is_whole { RECORDED } else { arguments.seeds };
     let last = arguments.from.checked_add(seeds);
     let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
-    let mut command = match arguments.admission {
-        true => only(admission(), ADMISSION),
-        false => only(engines(), ENGINES),
-    };
+    let tests = if arguments.admission { ADMISSION } else { ENGINES };
+    let mut command = only(tests.0, tests.1);
     command
         .env("LM_SOAK_SEEDS", format!("{}..{last}", arguments.from))
         .env("LM_SOAK_WITH", arguments.with.as_deref().unwrap_or_default());
@@ -116,28 +114,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return traces(arguments.record);
     }
     if arguments.admission && seeds > 1 {
-        run_command(only(admission(), RATES).env("LM_ADMISSION_TABLE", "1"))?;
+        run_command(only(ADMISSION.0, RATES).env("LM_ADMISSION_TABLE", "1"))?;
     }
     Ok(())
 }
 
-fn engines() -> Command {
-    tests_of("lm-dataplane", &["--lib"])
-}
-
-fn admission() -> Command {
-    tests_of("lm-protocol", &["--test", "admission"])
-}
-
-fn tests_of(package: &str, program: &[&str]) -> Command {
+/// A test program of a package.
+fn tests_of(words: &str) -> Command {
     let mut command = cargo();
-    command.args(["test", "--release", "--quiet", "--package", package]);
-    command.args(program).arg("--");
+    command.args(["test", "--release", "--quiet", "--package"]);
+    command.args(words.split(' ')).arg("--");
     command
 }
 
 /// Of a test program one test, which says something.
-fn only(mut command: Command, test: &str) -> Command {
+fn only(words: &str, test: &str) -> Command {
+    let mut command = tests_of(words);
     command.args(["--exact", test, "--nocapture"]);
     command
 }
@@ -150,13 +142,12 @@ fn traces(is_recorded: bool) -> Result<()> {
     let (kept, file) = (root().join(TESTS_FILE), root().join("target/traces.txt"));
     // The tests append to it.
     std::fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
-    // Random tests take what follows from the seed.
-    let random = ("PROPTEST_RNG_SEED", "1");
     run_command(
-        engines()
+        tests_of(ENGINES.0)
             .arg("sim_tests::")
             .env("LM_TRACES", &file)
-            .env(random.0, random.1),
+            // Random tests take what follows from the seed.
+            .env("PROPTEST_RNG_SEED", "1"),
     )?;
     let read = |path: &Path| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
@@ -168,13 +159,12 @@ fn traces(is_recorded: bool) -> Result<()> {
         return std::fs::write(kept, text).with_context(|| format!("cannot write {TESTS_FILE}"));
     }
     let differences = differences(&read(&kept)?, &ran);
-    if !differences.is_empty() {
-        bail!(
-            "other than in {TESTS_FILE} (test, packets, events, messages); where that is meant: \
-             cargo xtask soak --record\n{}",
-            differences.join("\n")
-        );
-    }
+    ensure!(
+        differences.is_empty(),
+        "other than in {TESTS_FILE} (test, packets, events, messages); where that is meant: \
+         cargo xtask soak --record\n{}",
+        differences.join("\n")
+    );
     println!("{} simulated tests as recorded", ran.len());
     Ok(())
 }
@@ -182,16 +172,10 @@ fn traces(is_recorded: bool) -> Result<()> {
 /// The tests on the simulated NIC, and of steady real-time messages on veth, with their loops in full, built as they
 /// are for `cargo xtask test`: with overflow checked.
 fn long_loops() -> Result<()> {
-    for tests in [
-        ["lm-dataplane", "--lib", "sim_tests::"],
-        ["lm-realtime", "--test", "steady"],
-    ] {
-        run_command(
-            cargo()
-                .args(["test", "--package"])
-                .args(tests)
-                .env(LONG_VARIABLE, "1"),
-        )?;
+    for tests in ["lm-dataplane --lib sim_tests::", "lm-realtime --test steady"] {
+        let mut command = cargo();
+        command.args(["test", "--package"]).args(tests.split(' '));
+        run_command(command.env(LONG_VARIABLE, "1"))?;
     }
     Ok(())
 }
@@ -204,8 +188,8 @@ mod tests {
     fn the_tests_that_run_seeds_are_there() {
         let names = std::fs::read_to_string(root().join("xtask/test-names.txt")).unwrap();
         for (program, test) in [
-            ("dataplane/src/lib.rs", super::ENGINES),
-            ("lm-protocol/tests/admission/main.rs", super::ADMISSION),
+            ("dataplane/src/lib.rs", super::ENGINES.1),
+            ("lm-protocol/tests/admission/main.rs", super::ADMISSION.1),
             ("lm-protocol/tests/admission/main.rs", super::RATES),
         ] {
             assert!(

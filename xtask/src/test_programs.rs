@@ -1,7 +1,7 @@
 //! The workspace's test programs: built once, run two at a time, and compared by name with the committed list of tests.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -64,23 +64,20 @@ impl Program {
 
     /// Runs it, with whatever it prints in one piece; what passing tests printed is left out.
     fn run(&self, selection: &Selection, filters: &[String], for_tests: &[&str]) -> Result<Tally> {
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let started = Instant::now();
         let mut command = self.command(selection, filters, for_tests);
         let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
         let mut child = child.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
         // Its ends of the pipe.
         drop(command);
+        let mut said = Vec::new();
+        reader
+            .read_to_end(&mut said)
+            .context("cannot read what the tests say")?;
+        let said = String::from_utf8_lossy(&said);
         let mut tally = Tally::default();
-        let mut shown = String::new();
-        for bytes in BufReader::new(reader).split(b'\n') {
-            let bytes = bytes.context("cannot read what the tests say")?;
-            let line = String::from_utf8_lossy(&bytes);
-            if tally.line(&line) {
-                shown += &line;
-                shown.push('\n');
-            }
-        }
+        let shown: Vec<&str> = said.lines().filter(|line| tally.line(line)).collect();
         let status = child.wait().context("cannot wait for the tests")?;
         if !status.success() && tally.failed == 0 {
             tally.failed = 1;
@@ -88,9 +85,8 @@ impl Program {
                 .failures
                 .push(format!("{} ended with {status}", self.source));
         }
-        let seconds = started.elapsed().as_secs_f64();
-        let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "── {}: {seconds:.1} s\n{shown}", self.source);
+        let (source, seconds) = (&self.source, started.elapsed().as_secs_f64());
+        println!("── {source}: {seconds:.1} s\n{}\n", shown.join("\n"));
         Ok(tally)
     }
 

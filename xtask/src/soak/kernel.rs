@@ -61,6 +61,11 @@ impl Dice {
         from[self.roll(from.len() as u64) as usize]
     }
 
+    /// A number for each direction, from 1 to `most`.
+    fn two(&mut self, most: u64, unit: &str) -> String {
+        format!("{}{unit},{}{unit}", 1 + self.roll(most), 1 + self.roll(most))
+    }
+
     /// A share of all packets for each direction, of up to `most` per million; nothing once in `blank` times.
     fn shares(&mut self, most: u64, blank: u64) -> Option<String> {
         if self.roll(blank) == 0 {
@@ -91,20 +96,13 @@ impl Plan {
             }
         };
         add("loss", dice.shares(60_000, 6));
-        add(
-            "loss-burst",
-            Some(format!("{},{}", 1 + dice.roll(6), 1 + dice.roll(6))),
-        );
+        add("loss-burst", Some(dice.two(6, "")));
         add("duplicate", dice.shares(40_000, 4));
         add("corrupt", dice.shares(10_000, 4));
         add("reorder", dice.shares(40_000, 3));
-        add(
-            "reorder-by",
-            Some(format!("{},{}", 1 + dice.roll(30), 1 + dice.roll(30))),
-        );
+        add("reorder-by", Some(dice.two(30, "")));
         // Both take packets through user space, one at a time.
-        let delay =
-            (dice.roll(4) == 0).then(|| format!("{}us,{}us", 1 + dice.roll(1000), 1 + dice.roll(1000)));
+        let delay = (dice.roll(4) == 0).then(|| dice.two(1000, "us"));
         let rate = (dice.roll(8) == 0).then(|| format!("{}Mbit", 200 + dice.roll(1800)));
         let is_by_user_space = delay.is_some() || rate.is_some();
         add("delay", delay);
