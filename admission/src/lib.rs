@@ -4,7 +4,6 @@
 //! alone has privileges, and gives programs that its configuration allows their AF_XDP sockets, so that these need none.
 #![forbid(unsafe_code)]
 
-mod cidr;
 pub mod cli;
 mod clock;
 pub mod config;
@@ -21,5 +20,5 @@ mod privileges;
 mod reader;
 mod socket;
 
-pub use cidr::{Cidr, CidrError};
-pub use policy::Policy;
+pub use ipnet::Ipv4Net;
+pub use policy::{Policy, range};

@@ -3,10 +3,9 @@
 use core::net::Ipv4Addr;
 use core::time::Duration;
 
+use ipnet::Ipv4Net;
 use lm_protocol::control::RejectReason;
 use lm_protocol::session::{Admit, Application, Permit, Refusal};
-
-use crate::Cidr;
 
 /// A session of which nothing is heard for so long is over: its sender is gone. A live sender is heard far
 /// more often, and whoever comes next waits no longer than this for a sender that was killed.
@@ -19,15 +18,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Admits the senders whose address is on the list, for messages up to a limit.
 ///
 /// ```
-/// use lm_admission::Policy;
-/// let policy = Policy { allow: vec!["192.0.2.0/24".parse().unwrap()], max_message_len: 1 << 20 };
+/// use lm_admission::{Policy, range};
+/// let policy = Policy { allow: vec![range("192.0.2.0/24").unwrap()], max_message_len: 1 << 20 };
 /// assert!(policy.allows([192, 0, 2, 7].into()));
 /// assert!(!policy.allows([198, 51, 100, 7].into()));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Ranges of allowed addresses. An empty list allows every sender.
-    pub allow: Vec<Cidr>,
+    pub allow: Vec<Ipv4Net>,
     /// Longest message that is accepted, in bytes.
     pub max_message_len: u64,
 }
@@ -36,7 +35,31 @@ impl Policy {
     /// Whether the list allows `sender`. An address is no proof of identity on a network where others can forge it.
     #[must_use]
     pub fn allows(&self, sender: Ipv4Addr) -> bool {
-        self.allow.is_empty() || self.allow.iter().any(|range| range.contains(sender))
+        self.allow.is_empty() || self.allow.iter().any(|range| range.contains(&sender))
+    }
+}
+
+/// The addresses that a text in CIDR notation (RFC 4632 §3.1) means; an address without a length means that one host (`/32`).
+///
+/// # Errors
+/// One line with the remedy. Bits after the prefix are an error: `10.0.0.7/8` is more often a slip of the pen than the wish to allow
+/// sixteen million hosts.
+pub fn range(text: &str) -> Result<Ipv4Net, String> {
+    let (address, bits) = text.split_once('/').unwrap_or((text, "32"));
+    // A number's own parser would take "+8".
+    let is_number = !bits.is_empty() && bits.bytes().all(|digit| digit.is_ascii_digit());
+    let address: Option<Ipv4Addr> = address.parse().ok().filter(|_| is_number);
+    let address = address.ok_or("not an IPv4 range; write it as 192.0.2.0/24")?;
+    let range = bits
+        .parse()
+        .ok()
+        .and_then(|bits| Ipv4Net::new(address, bits).ok());
+    let range = range.ok_or("an IPv4 prefix has 0 to 32 bits")?;
+    match range.trunc() {
+        network if network == range => Ok(range),
+        network => Err(format!(
+            "bits are set after the prefix; write {network} for the network, or /32 for one host"
+        )),
     }
 }
 
@@ -61,12 +84,13 @@ mod tests {
     use lm_protocol::geometry::LinkShape;
     use lm_protocol::session::{CloseReason, Grantor, Landing, Session, Terms};
     use lm_protocol::time::Time;
+    use proptest::prelude::*;
 
     const SENDER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 
     fn policy(allow: &[&str]) -> Policy {
         Policy {
-            allow: allow.iter().map(|text| text.parse().unwrap()).collect(),
+            allow: allow.iter().map(|text| range(text).unwrap()).collect(),
             max_message_len: 100,
         }
     }
@@ -83,6 +107,66 @@ mod tests {
         assert!(policy.allows([192, 0, 2, 1].into()));
         assert!(!policy.allows([192, 0, 2, 2].into()));
         assert!(!policy.allows([11, 0, 0, 0].into()));
+    }
+
+    #[test]
+    fn accepts_networks_and_single_hosts() {
+        for (text, shown) in [
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("192.0.2.9", "192.0.2.9/32"),
+        ] {
+            assert_eq!(range(text).unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_range() {
+        for text in [
+            "",
+            "/",
+            "/8",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "10.0.0/8",
+            "::1/64",
+            "10.0.0.0/8/8",
+            "10.0.0.0 /8",
+        ] {
+            let told = range(text).unwrap_err();
+            assert_eq!(told, "not an IPv4 range; write it as 192.0.2.0/24", "{text:?}");
+        }
+        for text in ["10.0.0.0/33", "10.0.0.0/999"] {
+            assert_eq!(range(text).unwrap_err(), "an IPv4 prefix has 0 to 32 bits");
+        }
+        assert_eq!(
+            range("10.0.0.7/8").unwrap_err(),
+            "bits are set after the prefix; write 10.0.0.0/8 for the network, or /32 for one host"
+        );
+    }
+
+    #[test]
+    fn the_edges_of_a_range() {
+        let policy = policy(&["192.0.2.128/25"]);
+        for (host, is_in) in [(127, false), (128, true), (255, true)] {
+            assert_eq!(policy.allows([192, 0, 2, host].into()), is_in);
+        }
+        assert!(!policy.allows([192, 0, 3, 0].into()));
+    }
+
+    proptest! {
+        #[test]
+        fn text_never_panics(text in ".{0,40}") {
+            let _ = range(&text);
+        }
+
+        #[test]
+        fn contains_agrees_with_division(address: u32, probe: u32, bits in 0u8..=32) {
+            let block = 1u64 << (32 - bits);
+            let network = u64::from(address) / block * block;
+            let range = range(&format!("{}/{bits}", Ipv4Addr::from(network as u32))).unwrap();
+            prop_assert_eq!(range.contains(&Ipv4Addr::from(probe)), u64::from(probe) / block == network / block);
+        }
     }
 
     /// A landing side that takes whatever the policy lets through.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use ipnet::Ipv4Net;
 use lm_protocol::admission::seal::MAX_SEALED_LEN;
 use rustix::io::Errno;
 use rustix::net::sockopt::{
@@ -30,11 +31,10 @@ pub(crate) struct Ports {
 }
 
 /// The broadcast address of a subnet; `None` where it has none (RFC 3021).
-pub(crate) fn broadcast_of(address: Ipv4Addr, prefix_len: u8) -> Option<Ipv4Addr> {
-    match prefix_len {
-        1..=30 => Some(Ipv4Addr::from(u32::from(address) | u32::MAX >> prefix_len)),
-        _ => None,
-    }
+pub(crate) fn broadcast_of(subnet: Ipv4Net) -> Option<Ipv4Addr> {
+    (1..=30)
+        .contains(&subnet.prefix_len())
+        .then(|| subnet.broadcast())
 }
 
 impl Ports {
@@ -42,15 +42,12 @@ impl Ports {
     ///
     /// # Errors
     /// One line: who may have the port.
-    pub(crate) fn bind(
-        address: SocketAddrV4,
-        prefix_len: u8,
-        peers: &[SocketAddrV4],
-    ) -> Result<Ports, String> {
+    pub(crate) fn bind(subnet: Ipv4Net, port: u16, peers: &[SocketAddrV4]) -> Result<Ports, String> {
+        let address = SocketAddrV4::new(subnet.addr(), port);
         let unicast = bind(address).map_err(|error| told(address, error))?;
-        let broadcast = match broadcast_of(*address.ip(), prefix_len) {
+        let broadcast = match broadcast_of(subnet) {
             Some(ip) => {
-                let all = SocketAddrV4::new(ip, address.port());
+                let all = SocketAddrV4::new(ip, port);
                 Some((bind(all).map_err(|error| told(all, error))?, all))
             }
             None => None,
@@ -168,7 +165,10 @@ mod tests {
 
     #[test]
     fn broadcast_addresses() {
-        let of = |text: &str, len| broadcast_of(text.parse().unwrap(), len).map(|ip| ip.to_string());
+        let of = |text: &str, len| {
+            let subnet = Ipv4Net::new_assert(text.parse().unwrap(), len);
+            broadcast_of(subnet).map(|ip| ip.to_string())
+        };
         assert_eq!(of("198.18.0.1", 24).as_deref(), Some("198.18.0.255"));
         assert_eq!(of("10.1.2.3", 8).as_deref(), Some("10.255.255.255"));
         assert_eq!(of("10.1.2.3", 30).as_deref(), Some("10.1.2.3"));

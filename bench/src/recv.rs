@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lm_admission::{Cidr, Policy};
+use lm_admission::{Ipv4Net, Policy};
 use lm_dataplane::{
     AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, Incoming, Message, Outcome, PeerId,
     ReceiveConfig, RecvError, SendError,
@@ -95,8 +95,8 @@ pub struct Options {
     max_message_size: ByteSize,
 
     /// Take transfers from these addresses only; may be given more than once [default: from everybody, but not as root]
-    #[arg(long, value_name = "CIDR")]
-    allow: Vec<Cidr>,
+    #[arg(long, value_name = "CIDR", value_parser = lm_admission::range)]
+    allow: Vec<Ipv4Net>,
 
     /// Take transfers from everybody who reaches this host, as root too
     #[arg(long, conflicts_with = "allow")]
@@ -191,7 +191,11 @@ impl Tool {
                 exclusive: options.exclusive,
             },
             admission: AdmissionConfig {
-                allow: policy.allow.iter().map(Cidr::parts).collect(),
+                allow: (policy
+                    .allow
+                    .iter()
+                    .map(|range| (range.network(), range.prefix_len())))
+                .collect(),
                 ..base.admission
             },
             ..base

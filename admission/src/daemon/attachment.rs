@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use ipnet::Ipv4Net;
 use lm_cards::Interface;
 use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
 use lm_protocol::admission::{self, Action, ClusterKey, Limits, Local, Node, Outcome, Policy, Taken, Ticket};
@@ -33,7 +34,8 @@ pub(crate) struct Attachment {
     pub(crate) name: String,
     pub(crate) index: u32,
     pub(crate) address: SocketAddrV4,
-    pub(crate) prefix_len: u8,
+    /// Its address, and the subnet around it.
+    subnet: Ipv4Net,
     pub(crate) node: Node,
     pub(crate) ground: Ground,
     pub(crate) ports: Ports,
@@ -55,19 +57,18 @@ pub(crate) fn namespace() -> u64 {
 
 impl Attachment {
     /// Checks what can be checked without changing anything.
-    pub(crate) fn check(name: &str, config: &Config) -> Result<(Interface, SocketAddrV4, u8), String> {
+    pub(crate) fn check(name: &str, config: &Config) -> Result<(Interface, Ipv4Net), String> {
         let interface = Interface::by_name(name).map_err(|error| error.to_string())?;
         interface.check(MTU_MIN).map_err(|error| error.to_string())?;
         let primary = (interface.addresses.first())
             .ok_or_else(|| format!("{name} has no IPv4 address: give it one"))?;
-        let address = SocketAddrV4::new(primary.ip, config.control_port);
-        let prefix_len = primary.prefix_len;
+        let subnet = Ipv4Net::new_assert(primary.ip, primary.prefix_len);
         for (kind, host) in (config.peers.iter().map(|host| ("peer", host)))
             .chain(config.voters.iter().flatten().map(|host| ("voter", host)))
         {
-            reachable(name, primary.ip, prefix_len, *host).map_err(|what| format!("{kind}: {what}"))?;
+            reachable(name, subnet, *host).map_err(|what| format!("{kind}: {what}"))?;
         }
-        Ok((interface, address, prefix_len))
+        Ok((interface, subnet))
     }
 
     /// Attaches the gate, or takes it over, and opens the control port.
@@ -81,7 +82,8 @@ impl Attachment {
         key: &ClusterKey,
         pins: &Pins,
     ) -> Result<Attachment, String> {
-        let (interface, address, prefix_len) = Attachment::check(name, config)?;
+        let (interface, subnet) = Attachment::check(name, config)?;
+        let address = SocketAddrV4::new(subnet.addr(), config.control_port);
         // A name that is never used for another interface while the machine runs.
         let place = format!("{}-{}", namespace(), interface.index);
         let lock = pins.lock(&place).map_err(|error| match error {
@@ -91,7 +93,7 @@ impl Attachment {
             ),
             error => format!("{name}: cannot lock it in {}: {error}", pins.name().display()),
         })?;
-        let ports = Ports::bind(address, prefix_len, &config.peers)?;
+        let ports = Ports::bind(subnet, config.control_port, &config.peers)?;
         let dir = pins.path().join(place);
         let gate_config = GateConfig {
             local_ip: Some(*address.ip()),
@@ -181,7 +183,7 @@ impl Attachment {
             name: name.to_owned(),
             index: interface.index,
             address,
-            prefix_len,
+            subnet,
             node,
             ground,
             ports,
@@ -239,7 +241,7 @@ impl Attachment {
         if host.ip() == self.address.ip() {
             return Err(format!("{} is this host: name another", host.ip()));
         }
-        reachable(&self.name, *self.address.ip(), self.prefix_len, host)
+        reachable(&self.name, self.subnet, host)
     }
 
     /// Ends everything here cleanly; the gate goes.
@@ -251,18 +253,17 @@ impl Attachment {
 }
 
 /// Whether a host is on the subnet, or there is a route to it.
-fn reachable(name: &str, own: Ipv4Addr, prefix_len: u8, host: SocketAddrV4) -> Result<(), String> {
-    let mask = u32::MAX.checked_shl(32 - u32::from(prefix_len)).unwrap_or(0);
-    let network = Ipv4Addr::from(u32::from(own) & mask);
-    if u32::from(*host.ip()) & mask == u32::from(network) {
+fn reachable(name: &str, subnet: Ipv4Net, host: SocketAddrV4) -> Result<(), String> {
+    if subnet.contains(host.ip()) {
         return Ok(());
     }
-    let routed = std::net::UdpSocket::bind((own, 0)).and_then(|socket| socket.connect(host));
+    let routed = std::net::UdpSocket::bind((subnet.addr(), 0)).and_then(|socket| socket.connect(host));
     routed.map_err(|error| {
         format!(
-            "{} is not on the subnet of {name}, {network}/{prefix_len}, and cannot be reached otherwise ({error}): \
+            "{} is not on the subnet of {name}, {}, and cannot be reached otherwise ({error}): \
              name a host of the subnet, or add a route",
-            host.ip()
+            host.ip(),
+            subnet.trunc()
         )
     })
 }

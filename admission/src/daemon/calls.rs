@@ -4,16 +4,16 @@ use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use lm_dataplane::ipc::{self, Asked, Call, Decision, Event, Offer, Reply, Role};
+use lm_dataplane::ipc::{self, Asked, Call, Decision, Event, Offer, Reply, Role, Said};
 use lm_protocol::admission::{self, Ticket};
 use lm_protocol::control::ControlMessage;
 
 use super::Daemon;
-use super::channels::Channel;
 use super::connections::is_operator;
 use super::ground::PLACES;
 use super::program::{Pending, ProgramId, Sent};
 use crate::clock;
+use crate::socket::Credentials;
 
 /// Requests and sessions that a program may have as sender: so many tickets fit into one [`Reply::Joined`], with the keys of all that it
 /// may have as receiver.
@@ -37,30 +37,44 @@ impl Daemon {
             return;
         };
         self.calls += 1;
-        let answer = self.on_call(id, number, call, beside);
-        self.answer(id, number, answer);
+        let mut pending = Pending {
+            number,
+            call,
+            beside,
+            xsk: None,
+        };
+        match self.on_call(id, &pending.call, &mut pending.beside) {
+            Ok(None) => {
+                if let Some(program) = self.programs.get_mut(&id) {
+                    program.pending = Some(pending);
+                }
+                self.go_on(id);
+            }
+            answer => self.answer(id, number, answer),
+        }
     }
 
     pub(super) fn answer(&mut self, id: ProgramId, number: u32, answer: Answer) {
         let Some(program) = self.programs.get_mut(&id) else {
             return;
         };
-        let told = match answer {
-            Ok(Some((reply, beside))) => program.reply(number, reply, beside),
-            Ok(None) => Ok(()),
+        let (reply, beside) = match answer {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return,
             Err(what) => {
                 let (pid, uid) = (program.credentials.pid, program.credentials.uid);
                 tracing::info!(pid, uid, "refused: {what}");
                 self.refusals += 1;
-                program.reply(number, Reply::Refused(what), Vec::new())
+                (Reply::Refused(what), Vec::new())
             }
         };
-        if let Err(broken) = told {
+        if let Err(broken) = program.say(&Said::Reply(number, reply), beside) {
             self.drop_program(id, &broken.to_string());
         }
     }
 
-    fn on_call(&mut self, id: ProgramId, number: u32, call: Call, beside: Vec<OwnedFd>) -> Answer {
+    /// Does what a call asks for, or what it begins with: one without an answer yet is taken up again by [`Daemon::go_on`].
+    fn on_call(&mut self, id: ProgramId, call: &Call, beside: &mut Vec<OwnedFd>) -> Answer {
         let sent_beside = match call {
             Call::Request { .. } => self.sent_beside(id),
             _ => 0,
@@ -68,59 +82,37 @@ impl Daemon {
         let Some(program) = self.programs.get_mut(&id) else {
             return Ok(None);
         };
-        let credentials = program.credentials;
-        if let Call::Hello { version } = call {
-            if version != ipc::VERSION {
+        let Credentials { uid, gid, .. } = program.credentials;
+        match *call {
+            Call::Hello { version } if version == ipc::VERSION => {
+                program.greeted = true;
+                return done();
+            }
+            Call::Hello { version } => {
                 return Err(format!(
                     "the program speaks version {version} and this daemon version {}: use programs and daemon of the \
                      same release",
                     ipc::VERSION
                 ));
             }
-            program.greeted = true;
-            return done();
-        }
-        if !program.greeted {
-            return Err("the first call must be Hello".to_owned());
-        }
-        if call == Call::Status {
-            let may_look =
-                is_operator(credentials.uid) || self.config.allows(credentials.uid, credentials.gid);
-            return match may_look {
-                true => {
-                    program.question = Some(number);
-                    Ok(None)
-                }
-                false => Err(not_allowed(credentials.uid, credentials.gid)),
-            };
-        }
-        if !self.config.allows(credentials.uid, credentials.gid) {
-            return Err(not_allowed(credentials.uid, credentials.gid));
-        }
-        match call {
+            _ if !program.greeted => return Err("the first call must be Hello".to_owned()),
+            Call::Status if is_operator(uid) => return Ok(None),
+            _ if !self.config.allows(uid, gid) => {
+                return Err(format!(
+                    "user {uid} (primary group {gid}) is not on the daemon's list: start it with --allow-uid {uid}, or \
+                     --allow-gid {gid}"
+                ));
+            }
+            Call::Status => return Ok(None),
             Call::Join { .. } | Call::Rejoin { .. } if program.member.is_some() => {
                 return Err("this connection has an endpoint already: open another one".to_owned());
             }
-            Call::Join {
-                interface,
-                landing,
-                mode,
-            } => {
-                program.pending = Some((
-                    number,
-                    Pending::Join {
-                        interface,
-                        landing,
-                        mode,
-                        beside,
-                    },
-                ));
+            Call::Join { .. } => {
                 self.look_for_sockets();
-                self.go_on(id);
                 return Ok(None);
             }
-            Call::Rejoin { token } => return self.rejoin(id, token, &beside),
-            Call::Smooth { interface } => return self.smooth(id, &interface),
+            Call::Rejoin { token } => return self.rejoin(id, token, beside),
+            Call::Smooth { ref interface } => return self.smooth(id, interface),
             _ => {}
         }
         let Some(member) = program.member.as_mut() else {
@@ -129,29 +121,11 @@ impl Daemon {
         let Some(attachment) = self.attachments[member.interface].as_mut() else {
             return Err("the interface is gone".to_owned());
         };
-        match call {
-            Call::OpenChannel {
-                queue,
-                role,
-                registered_len,
-                chunk_len,
-                multi_buffer,
-                ring_lens,
-            } => {
-                let channel = Channel {
-                    queue,
-                    role,
-                    registered_len,
-                    chunk_len,
-                    multi_buffer,
-                    ring_lens,
-                };
-                self.open_channel(id, number, &channel, beside)
-            }
+        let ground = &mut attachment.ground;
+        match *call {
+            Call::OpenChannel(ref channel) => return self.open_channel(id, channel, beside),
             Call::CloseChannel { queue } => {
-                if attachment.ground.held_by(queue, id).is_none() {
-                    return Err(not_yours(queue));
-                }
+                ground.held_by(queue, id)?;
                 member.memory.remove(&queue);
                 let data_port = member.data_port;
                 if member.landing_queue == Some(queue) {
@@ -159,104 +133,75 @@ impl Daemon {
                         .drive(|node, now, local, out| node.remove_receiver(now, data_port, local, out));
                     attachment.ground.clear(queue);
                 } else if member.general_queue == Some(queue) {
-                    attachment.ground.clear(queue);
+                    ground.clear(queue);
                 } else {
-                    attachment.ground.vacate(queue);
+                    ground.vacate(queue);
                 }
                 self.is_changed = true;
-                done()
             }
-            Call::Receive(offer) => {
-                let data_port = member.data_port;
-                let landing_queue = member.landing_queue;
-                check_offer(&offer, landing_queue, attachment.ground.mtu)?;
-                let queue = offer.queue;
-                let Some(holder) = attachment.ground.held_by(queue, id) else {
-                    return Err(not_yours(queue));
-                };
+            Call::Receive(ref offer) => {
+                check_offer(offer, member.landing_queue, ground.mtu)?;
+                let (queue, data_port) = (offer.queue, member.data_port);
+                let holder = ground.held_by(queue, id)?;
                 if holder.role != Some(Role::Landing) {
                     return Err(format!("queue {queue} has no landing channel: open it before"));
                 }
-                let is_first = holder.offer.replace(offer).is_none();
-                if is_first {
+                if holder.offer.replace(offer.clone()).is_none() {
                     attachment.drive(|node, now, local, out| {
                         node.add_receiver(now, data_port, &[queue; PLACES], local, out);
                     });
                 }
                 self.is_changed = true;
-                done()
             }
             Call::CloseGate { session_key } => {
-                let Some((queue, row)) = attachment.ground.session_of(id, session_key) else {
-                    return Err(no_session(session_key));
-                };
-                attachment
-                    .ground
-                    .shut(queue, row)
-                    .map_err(|error| error.to_string())?;
-                done()
+                let (queue, row) = ground
+                    .session_of(id, session_key)
+                    .ok_or_else(|| no_session(session_key))?;
+                ground.shut(queue, row).map_err(|error| error.to_string())?;
             }
             Call::Quiesce { queue } => {
-                if attachment.ground.held_by(queue, id).is_none() {
-                    return Err(not_yours(queue));
-                }
-                program.pending = Some((number, Pending::Quiesce { queue }));
-                self.go_on(id);
-                Ok(None)
+                ground.held_by(queue, id)?;
+                return Ok(None);
             }
-            Call::OpenGate {
-                session_key,
-                first_message,
-            } => {
-                let found = attachment.ground.session_of(id, session_key);
-                let Some((queue, _)) = found else {
-                    return Err(no_session(session_key));
-                };
-                let pending = Pending::OpenGate {
-                    queue,
-                    session_key,
-                    first_message,
-                };
-                program.pending = Some((number, pending));
-                self.go_on(id);
-                Ok(None)
+            Call::OpenGate { session_key, .. } => {
+                ground
+                    .session_of(id, session_key)
+                    .ok_or_else(|| no_session(session_key))?;
+                return Ok(None);
             }
             Call::Released { session_key } => {
-                if !attachment.ground.release(id, session_key) {
+                if !ground.release(id, session_key) {
                     return Err(no_session(session_key));
                 }
                 // Somebody may wait for the place.
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
-                done()
             }
             Call::Abort {
                 session_key,
                 delivered,
             } => {
-                if !attachment.ground.set_delivered(id, session_key, delivered) {
+                if !ground.set_delivered(id, session_key, delivered) {
                     return Err(no_session(session_key));
                 }
-                attachment.ground.expect_abort(Some(session_key));
+                ground.expect_abort(Some(session_key));
                 attachment.drive(|node, now, local, out| node.close(now, session_key, local, out));
                 attachment.ground.expect_abort(None);
                 self.is_changed = true;
-                done()
             }
-            Call::Touched { sessions } => {
+            Call::Touched { ref sessions } => {
                 let now = clock::now();
                 for progress in sessions {
                     // One that is over by now: its program will hear of it.
-                    if attachment.ground.set_progress(id, &progress, now) && progress.is_heard {
+                    if ground.set_progress(id, progress, now) && progress.is_heard {
                         attachment.node.touched(now, progress.session_key);
                     }
                 }
                 // One that is aside may be done.
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
-                done()
             }
             Call::Request {
                 to,
-                request,
+                ref request,
                 patience_ms,
             } => {
                 let Ok((_, ControlMessage::Request(request))) = request.parse() else {
@@ -279,18 +224,18 @@ impl Daemon {
                         node.request(now, control, to.port(), request, patience, local, out)
                     })
                     .map_err(|error| format!("{error}: end some"))?;
-                if let admission::Decision::Requested(ticket) | admission::Decision::OneCopy(ticket) =
-                    decision
-                {
-                    let grant = None;
-                    member.sent.insert(ticket.0, Sent { to, request, grant });
-                }
-                let decision = match decision {
-                    admission::Decision::Requested(ticket) => Decision::Requested(ticket.0),
-                    admission::Decision::OneCopy(ticket) => Decision::OneCopy(ticket.0),
-                    admission::Decision::Cancel => Decision::Cancel,
+                let (decision, ticket) = match decision {
+                    admission::Decision::Requested(Ticket(ticket)) => {
+                        (Decision::Requested(ticket), Some(ticket))
+                    }
+                    admission::Decision::OneCopy(Ticket(ticket)) => (Decision::OneCopy(ticket), Some(ticket)),
+                    admission::Decision::Cancel => (Decision::Cancel, None),
                 };
-                Ok(Some((Reply::Requested(decision), Vec::new())))
+                let grant = None;
+                member
+                    .sent
+                    .extend(ticket.map(|ticket| (ticket, Sent { to, request, grant })));
+                return Ok(Some((Reply::Requested(decision), Vec::new())));
             }
             Call::End { ticket, messages } => {
                 let Some(sent) = member.sent.get(&ticket) else {
@@ -301,12 +246,10 @@ impl Daemon {
                 attachment.drive(|node, now, local, out| node.end(now, Ticket(ticket), messages, local, out));
                 if is_asking && member.sent.remove(&ticket).is_some() {
                     let outcome = ipc::Outcome::Unconfirmed;
-                    program
-                        .tell(Event::Told { ticket, outcome })
-                        .map_err(|broken| broken.to_string())?;
+                    let told = program.say(&Said::Event(Event::Told { ticket, outcome }), Vec::new());
+                    told.map_err(|broken| broken.to_string())?;
                 }
                 self.is_changed = true;
-                done()
             }
             Call::Vouch {
                 to,
@@ -315,7 +258,7 @@ impl Daemon {
             } => {
                 let from = SocketAddrV4::new(*attachment.address.ip(), member.data_port);
                 let word = self.key.word(from, to, sender_id, cookie);
-                Ok(Some((Reply::Word(word), Vec::new())))
+                return Ok(Some((Reply::Word(word), Vec::new())));
             }
             Call::Confirm {
                 from,
@@ -324,19 +267,19 @@ impl Daemon {
                 word,
             } => {
                 let to = SocketAddrV4::new(*attachment.address.ip(), member.data_port);
-                match self.key.is_word(from, to, (sender_id, cookie), &word) {
-                    true => done(),
-                    false => Err(format!(
+                if !self.key.is_word(from, to, (sender_id, cookie), &word) {
+                    return Err(format!(
                         "{from} has no daemon that speaks for it with the cluster's key: start lm-admissiond there"
-                    )),
+                    ));
                 }
             }
             Call::Hello { .. }
             | Call::Join { .. }
             | Call::Rejoin { .. }
             | Call::Smooth { .. }
-            | Call::Status => done(),
+            | Call::Status => {}
         }
+        done()
     }
 }
 
@@ -360,13 +303,6 @@ fn check_offer(offer: &Offer, landing_queue: Option<u16>, mtu: u16) -> Result<()
         true => Ok(()),
         false => Err("an IPv4 prefix has 0 to 32 bits".to_owned()),
     }
-}
-
-fn not_allowed(uid: u32, gid: u32) -> String {
-    format!(
-        "user {uid} (primary group {gid}) is not on the daemon's list: start it with --allow-uid {uid}, or \
-         --allow-gid {gid}"
-    )
 }
 
 pub(super) fn not_yours(queue: u16) -> String {

@@ -159,7 +159,7 @@ impl Daemon {
         let Some(program) = self.programs.get_mut(&id) else {
             return;
         };
-        if program.awaits_answer() {
+        if program.pending.is_some() {
             return self.drop_program(id, &Broken::Ended.to_string());
         }
         self.reads += 1;
@@ -173,22 +173,18 @@ impl Daemon {
 
     /// Questions come after everything that programs wait for to go on: one in each turn, of the users in turn.
     fn answer_question(&mut self) {
-        let (last, asked) = (self.last_asked, |(id, program): (&ProgramId, &Program)| {
+        let asked = self.programs.iter().filter(|(_, program)| program.has_question());
+        let next = asked.min_by_key(|(_, program)| {
             let uid = program.credentials.uid;
-            program.question.map(|_| (uid, program.read_at, *id))
+            (uid <= self.last_asked, uid, program.read_at)
         });
-        let asked = self.programs.iter().filter_map(asked);
-        let next = asked.min_by_key(|&(uid, read_at, _)| (uid <= last, uid, read_at));
-        let Some((uid, _, id)) = next else { return };
+        let Some((&id, program)) = next else { return };
+        let uid = program.credentials.uid;
         self.last_asked = uid;
-        let number = self
-            .programs
-            .get_mut(&id)
-            .and_then(|program| program.question.take());
-        let answer = self
-            .status_file(uid)
-            .map(|file| Some((Reply::Status, vec![file])));
-        self.answer(id, number.unwrap_or_default(), answer);
+        self.finish(id, |daemon, _| {
+            let file = daemon.status_file(uid)?;
+            Ok(Some((Reply::Status, vec![file])))
+        });
     }
 
     /// A connection is closed: the poll forgets it.

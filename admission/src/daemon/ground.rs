@@ -9,6 +9,7 @@ mod rows;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
 use lm_dataplane::LandingTerms;
 use lm_dataplane::ipc::{Progress, Role};
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet};
@@ -20,6 +21,7 @@ use lm_protocol::session::{
 };
 use lm_protocol::time::Time;
 
+use super::calls::not_yours;
 use super::program::ProgramId;
 pub(crate) use rows::{Granted, Holder, News, Row, Socket};
 
@@ -82,9 +84,19 @@ impl Ground {
         self.queues.get_mut(usize::from(queue))?.as_mut()
     }
 
-    /// The holder, if it is that program.
-    pub(crate) fn held_by(&mut self, queue: u16, program: ProgramId) -> Option<&mut Holder> {
-        self.holder(queue).filter(|holder| holder.program == program)
+    /// The holder, which is that program.
+    ///
+    /// # Errors
+    /// One line: it is not.
+    pub(crate) fn held_by(&mut self, queue: u16, program: ProgramId) -> Result<&mut Holder, String> {
+        let holder = self.holder(queue).filter(|holder| holder.program == program);
+        holder.ok_or_else(|| not_yours(queue))
+    }
+
+    /// The queues of a program.
+    pub(crate) fn held_all(&mut self, program: ProgramId) -> impl Iterator<Item = &mut Holder> {
+        let holders = self.queues.iter_mut().flatten();
+        holders.filter(move |holder| holder.program == program)
     }
 
     pub(crate) fn is_free(&self, queue: u16) -> bool {
@@ -159,19 +171,14 @@ impl Ground {
 
     /// A program goes on under another number.
     pub(crate) fn renumber(&mut self, from: ProgramId, to: ProgramId) {
-        for holder in self
-            .queues
-            .iter_mut()
-            .flatten()
-            .filter(|holder| holder.program == from)
-        {
+        for holder in self.held_all(from) {
             holder.program = to;
             holder.away = false;
         }
     }
 
     /// Finds a session of a program: its queue and row.
-    pub(crate) fn session_of(&mut self, program: ProgramId, session_key: u64) -> Option<(u16, usize)> {
+    pub(crate) fn session_of(&self, program: ProgramId, session_key: u64) -> Option<(u16, usize)> {
         let mut holders = (0u16..).zip(&self.queues);
         holders.find_map(|(queue, holder)| {
             let holder = holder.as_ref().filter(|holder| holder.program == program)?;
@@ -185,9 +192,8 @@ impl Ground {
 
     /// A session of a program's own that is not over.
     fn granted(&mut self, program: ProgramId, session_key: u64) -> Option<&mut Granted> {
-        let holders = self.queues.iter_mut().flatten();
-        let mut own = holders.filter(|holder| holder.program == program);
-        own.find_map(|holder| holder.sessions.get_mut(&session_key))
+        self.held_all(program)
+            .find_map(|holder| holder.sessions.get_mut(&session_key))
     }
 
     /// How many messages its program says were delivered in a session.
@@ -574,7 +580,6 @@ impl Landing for Ground {
 fn allows(ranges: &[(Ipv4Addr, u8)], address: Ipv4Addr) -> bool {
     ranges.is_empty()
         || ranges.iter().any(|&(network, len)| {
-            let mask = u32::MAX.checked_shl(32 - u32::from(len.min(32))).unwrap_or(0);
-            u32::from(network) & mask == u32::from(address) & mask
+            Ipv4Net::new(network, len.min(32)).is_ok_and(|range| range.contains(&address))
         })
 }

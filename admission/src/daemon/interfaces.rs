@@ -11,7 +11,6 @@ use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
 use super::attachment::Attachment;
-use super::program::ProgramId;
 use super::worker::Stay;
 use super::{ATTACH_RETRY, Daemon, PORTS};
 use crate::clock;
@@ -80,16 +79,9 @@ impl Daemon {
     /// An interface is gone: its programs are told by the end of their connections.
     fn detach(&mut self, position: usize, what: String) {
         tracing::error!("{what}: its programs end; it is served again when it comes back");
-        let programs: Vec<ProgramId> = (self.programs.iter())
-            .filter(|(_, program)| {
-                let member = program.member.as_ref();
-                member.is_some_and(|member| member.interface == position) || program.smooths == Some(position)
-            })
-            .map(|(&id, _)| id)
-            .collect();
-        for id in programs {
-            self.drop_program(id, &what);
-        }
+        let programs =
+            self.programs_that(|program| program.is_on(position) || program.smooths == Some(position));
+        self.drop_programs(programs, &what);
         if let Some(attachment) = self.attachments[position].take() {
             for fd in attachment.ports.raw_fds() {
                 self.forget(fd);

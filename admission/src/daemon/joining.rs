@@ -11,7 +11,7 @@ use rustix::net::{SocketType, ipproto};
 
 use super::attachment::Attachment;
 use super::calls::Answer;
-use super::program::{Member, Program, ProgramId};
+use super::program::{Member, ProgramId};
 use super::{Daemon, random_u64};
 
 impl Daemon {
@@ -55,11 +55,11 @@ impl Daemon {
             _ => {}
         }
         let data_port = data_port(attachment, beside)?;
-        let is_taken = |other: &Program| {
-            let member = other.member.as_ref();
-            member.is_some_and(|member| member.interface == position && member.data_port == data_port)
-        };
-        if self.programs.values().any(is_taken) {
+        if self
+            .programs
+            .values()
+            .any(|other| other.is_at(position, data_port))
+        {
             return Err(format!(
                 "port {data_port} of {name} is another program's: bind another one"
             ));
@@ -130,24 +130,17 @@ impl Daemon {
     /// A program of an earlier daemon comes back.
     pub(super) fn rejoin(&mut self, id: ProgramId, token: u64, beside: &[OwnedFd]) -> Answer {
         let uid = self.programs.get(&id).map(|program| program.credentials.uid);
-        let is_it = |program: &Program| {
-            program.connection.is_none()
-                && Some(program.credentials.uid) == uid
-                && program
-                    .member
-                    .as_ref()
-                    .is_some_and(|member| member.token == token)
-        };
-        let found = self
-            .programs
-            .iter()
-            .find(|(_, program)| is_it(program))
-            .map(|(&id, _)| id);
-        let Some(old) = found else {
+        let found = self.programs.iter().find_map(|(&old, program)| {
+            let is_its_users = program.connection.is_none() && Some(program.credentials.uid) == uid;
+            let member = program
+                .member
+                .as_ref()
+                .filter(|member| is_its_users && member.token == token)?;
+            Some((old, member.clone()))
+        });
+        let Some((old, member)) = found else {
             return Err("nothing is left of what an earlier daemon gave: join anew".to_owned());
         };
-        let member = self.programs[&old].member.clone();
-        let Some(member) = member else { return Ok(None) };
         let Some(attachment) = self.attachments[member.interface].as_mut() else {
             return Err("the interface is gone".to_owned());
         };

@@ -278,7 +278,7 @@ impl Daemon {
 
     /// How long nothing is to be done.
     fn timeout(&self) -> Option<Duration> {
-        let can_go_on = |program: &Program| program.can_be_read() || program.question.is_some();
+        let can_go_on = |program: &Program| program.can_be_read() || program.has_question();
         let is_behind = self
             .attachments
             .iter()
@@ -429,17 +429,14 @@ impl Daemon {
                     attachment.ports.set_peers(attachment.address, &self.config.peers);
                 }
                 // Who is not on the list any more goes.
-                let gone: Vec<ProgramId> = (self.programs.iter())
-                    .filter(|(_, program)| {
-                        let who = program.credentials;
-                        (program.member.is_some() || program.smooths.is_some())
-                            && !self.config.allows(who.uid, who.gid)
-                    })
-                    .map(|(&id, _)| id)
-                    .collect();
-                for id in gone {
-                    self.drop_program(id, "it is not on the list any more");
-                }
+                let gone = self.programs_that(|program| {
+                    let (who, has_any) = (
+                        program.credentials,
+                        program.member.is_some() || program.smooths.is_some(),
+                    );
+                    has_any && !self.config.allows(who.uid, who.gid)
+                });
+                self.drop_programs(gone, "it is not on the list any more");
                 tracing::info!("the configuration was read again");
             }
             Err(what) => tracing::error!("nothing has changed: {what}"),
@@ -469,10 +466,7 @@ impl Daemon {
             return;
         }
         tracing::info!("ending: sessions end, and their hosts are told");
-        let programs: Vec<ProgramId> = self.programs.keys().copied().collect();
-        for id in programs {
-            self.drop_program(id, "the daemon ends");
-        }
+        self.drop_programs(self.programs_that(|_| true), "the daemon ends");
         for attachment in self.attachments.drain(..).flatten() {
             attachment.end();
         }

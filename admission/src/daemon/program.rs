@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 
-use lm_dataplane::ipc::{Event, Mode, Reply, Role, Said};
+use lm_dataplane::ipc::{Call, Said};
 use lm_protocol::control::{Grant, Request};
 use lm_protocol::time::Time;
 
@@ -48,36 +48,15 @@ pub(crate) struct Sent {
     pub(crate) grant: Option<Grant>,
 }
 
-/// A call that is not answered yet.
+/// A call that is not answered yet: `Join` waits until it is known which of its user's sockets are gone, `OpenChannel` for the XSK and
+/// the gate, `Quiesce` and `OpenGate` until the queue is quiet, `Status` for its user's turn.
 #[derive(Debug)]
-pub(crate) enum Pending {
-    /// The XSK is being bound, or the gate made ready.
-    Channel {
-        queue: u16,
-        role: Role,
-        xsk: Option<Bound>,
-    },
-    /// Waits until it is known which of its user's sockets are gone.
-    Join {
-        interface: String,
-        landing: bool,
-        mode: Mode,
-        beside: Vec<OwnedFd>,
-    },
-    /// Waits until the queue is quiet.
-    Quiesce { queue: u16 },
-    /// As that; then opens the gate again.
-    OpenGate {
-        queue: u16,
-        session_key: u64,
-        first_message: u32,
-    },
-}
-
-impl std::fmt::Debug for Bound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Bound")
-    }
+pub(crate) struct Pending {
+    pub(crate) number: u32,
+    pub(crate) call: Call,
+    pub(crate) beside: Vec<OwnedFd>,
+    /// What was bound for a channel.
+    pub(crate) xsk: Option<Bound>,
 }
 
 /// A program.
@@ -91,9 +70,7 @@ pub(crate) struct Program {
     pub(crate) member: Option<Member>,
     /// Position of the interface whose smoother it has.
     pub(crate) smooths: Option<usize>,
-    pub(crate) pending: Option<(u32, Pending)>,
-    /// It asked for the status, by a call of this number, and waits for its user's turn.
-    pub(crate) question: Option<u32>,
+    pub(crate) pending: Option<Pending>,
     /// Counts reads, up to its last one.
     pub(crate) read_at: u64,
     /// Its socket may have more to read.
@@ -132,7 +109,6 @@ impl Program {
             member: None,
             smooths: None,
             pending: None,
-            question: None,
             read_at: 0,
             readable: false,
             hung_up: false,
@@ -141,25 +117,35 @@ impl Program {
         }
     }
 
-    /// A call of its own is under way.
-    pub(crate) fn awaits_answer(&self) -> bool {
-        self.pending.is_some() || self.question.is_some()
+    /// It asked for the status.
+    pub(crate) fn has_question(&self) -> bool {
+        self.pending
+            .as_ref()
+            .is_some_and(|pending| pending.call == Call::Status)
+    }
+
+    /// It has an endpoint on an interface.
+    pub(crate) fn is_on(&self, interface: usize) -> bool {
+        self.member
+            .as_ref()
+            .is_some_and(|member| member.interface == interface)
+    }
+
+    /// It has this port of an interface.
+    pub(crate) fn is_at(&self, interface: usize, data_port: u16) -> bool {
+        self.is_on(interface)
+            && self
+                .member
+                .as_ref()
+                .is_some_and(|member| member.data_port == data_port)
     }
 
     /// It may have a call that can be taken now, or it has hung up.
     pub(crate) fn can_be_read(&self) -> bool {
-        self.readable && (self.hung_up || !self.awaits_answer())
+        self.readable && (self.hung_up || self.pending.is_none())
     }
 
-    pub(crate) fn reply(&mut self, number: u32, reply: Reply, beside: Vec<OwnedFd>) -> Result<(), Broken> {
-        self.say(&Said::Reply(number, reply), beside)
-    }
-
-    pub(crate) fn tell(&mut self, event: Event) -> Result<(), Broken> {
-        self.say(&Said::Event(event), Vec::new())
-    }
-
-    fn say(&mut self, said: &Said, beside: Vec<OwnedFd>) -> Result<(), Broken> {
+    pub(crate) fn say(&mut self, said: &Said, beside: Vec<OwnedFd>) -> Result<(), Broken> {
         match &mut self.connection {
             Some(connection) => connection.say(said, beside),
             None => Ok(()),

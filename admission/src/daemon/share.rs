@@ -9,6 +9,7 @@ use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskError, XskOptions};
 use super::Daemon;
 use super::ground::{Holder, Socket};
 use super::program::{Program, ProgramId};
+use super::worker::Done;
 
 impl Daemon {
     fn of_user(&self, uid: u32) -> impl Iterator<Item = (&ProgramId, &Program)> {
@@ -84,11 +85,12 @@ impl Daemon {
         let Some(program) = self.programs.get(&id) else {
             return 0;
         };
-        let interface = |program: &Program| program.member.as_ref().map(|member| member.interface);
-        let own = self.of_user(program.credentials.uid).map(|(_, program)| program);
-        let there = own.filter(|other| interface(other) == interface(program));
-        there
-            .filter_map(|other| Some(other.member.as_ref()?.sent.len()))
+        let interface = program.member.as_ref().map(|member| member.interface);
+        let own = self
+            .of_user(program.credentials.uid)
+            .filter_map(|(_, program)| program.member.as_ref());
+        own.filter(|member| Some(member.interface) == interface)
+            .map(|member| member.sent.len())
             .sum()
     }
 
@@ -97,10 +99,12 @@ impl Daemon {
         for attachment in self.attachments.iter_mut().flatten() {
             let (stay, index) = (attachment.stay, attachment.index);
             for queue in attachment.ground.look_for_sockets() {
-                if let Err(error) = self
-                    .workers
-                    .look_for_socket(stay, queue, is_queue_busy(index, queue))
-                {
+                let looking = self.workers.spawn("look", move || Done::Looked {
+                    stay,
+                    queue,
+                    is_there: is_queue_busy(index, queue),
+                });
+                if let Err(error) = looking {
                     tracing::warn!(queue, "no thread to look for a socket on: {error}");
                     attachment.ground.found_socket(queue, true);
                 }
@@ -134,27 +138,25 @@ impl Daemon {
 const TRIES: u32 = 5;
 
 /// Tries whether the kernel lets another XSK have a queue, which it does when the last one is gone.
-fn is_queue_busy(interface_index: u32, queue: u16) -> impl FnOnce() -> bool + Send + 'static {
+fn is_queue_busy(interface_index: u32, queue: u16) -> bool {
     const LEN: u64 = 1 << 14;
-    move || {
-        let Ok(mapping) = Mapping::shared(LEN) else {
-            return true;
-        };
-        let config = XskConfig {
-            interface_index,
-            queue: queue.into(),
-            mapping: &Arc::new(mapping),
-            registered_len: LEN,
-            chunk_len: 2048,
-            fill_len: 64,
-            completion_len: 64,
-            rx_len: 64,
-            tx_len: 64,
-            bind: BindMode::Copy,
-            need_wakeup: true,
-        };
-        let mut tries = (0..TRIES).map(|_| Xsk::bind_for(&config, &XskOptions::default()));
-        let bound = tries.find(|bound| !matches!(bound, Err(XskError::Busy { .. })));
-        bound.is_none_or(|bound| bound.is_err())
-    }
+    let Ok(mapping) = Mapping::shared(LEN) else {
+        return true;
+    };
+    let config = XskConfig {
+        interface_index,
+        queue: queue.into(),
+        mapping: &Arc::new(mapping),
+        registered_len: LEN,
+        chunk_len: 2048,
+        fill_len: 64,
+        completion_len: 64,
+        rx_len: 64,
+        tx_len: 64,
+        bind: BindMode::Copy,
+        need_wakeup: true,
+    };
+    let mut tries = (0..TRIES).map(|_| Xsk::bind_for(&config, &XskOptions::default()));
+    let bound = tries.find(|bound| !matches!(bound, Err(XskError::Busy { .. })));
+    bound.is_none_or(|bound| bound.is_err())
 }

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::connections::is_operator;
 use super::ground::Row;
-use super::program::Program;
 use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
 use super::{Attachment, Daemon, attachment};
 use crate::clock;
@@ -286,13 +285,8 @@ impl Daemon {
 
     /// The user of the program that receives on a data port.
     fn uid_at(&self, attachment: &Attachment, data_port: u16) -> u32 {
-        let receives = |program: &&Program| {
-            let member = program.member.as_ref();
-            member.is_some_and(|member| {
-                member.interface == attachment.stay.interface && member.data_port == data_port
-            })
-        };
-        let receiver = self.programs.values().find(receives);
+        let mut programs = self.programs.values();
+        let receiver = programs.find(|program| program.is_at(attachment.stay.interface, data_port));
         receiver.map_or(u32::MAX, |program| program.credentials.uid)
     }
 

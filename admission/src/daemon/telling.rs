@@ -1,6 +1,6 @@
 //! What programs are told unasked, and what becomes of what they had when they go.
 
-use lm_dataplane::ipc::{self, Control, Event};
+use lm_dataplane::ipc::{self, Call, Control, Event, Said};
 use lm_protocol::admission::{self, Ticket};
 use lm_protocol::control::ControlMessage;
 use lm_protocol::time::Time;
@@ -71,20 +71,22 @@ impl Daemon {
                 }
             }
             for (Ticket(ticket), outcome) in std::mem::take(&mut attachment.told) {
-                let has_ticket = |program: &Program| {
-                    let member = program.member.as_ref();
-                    member.is_some_and(|member| {
-                        member.interface == position && member.sent.contains_key(&ticket)
-                    })
-                };
-                let found = self.programs.iter_mut().find(|(_, program)| has_ticket(program));
-                let Some((&id, program)) = found else { continue };
+                let found = self.programs.iter_mut().find_map(|(&id, program)| {
+                    let member = program
+                        .member
+                        .as_mut()
+                        .filter(|member| member.interface == position)?;
+                    member.sent.contains_key(&ticket).then_some((id, member))
+                });
+                let Some((id, member)) = found else { continue };
                 self.is_changed = true;
                 let control = |message| Control::new(ticket, &message);
-                let mut goes_on = None;
+                match (&outcome, member.sent.get_mut(&ticket)) {
+                    (&admission::Outcome::Granted(grant), Some(sent)) => sent.grant = Some(grant),
+                    _ => drop(member.sent.remove(&ticket)),
+                }
                 let outcome = match outcome {
                     admission::Outcome::Granted(grant) => {
-                        goes_on = Some(grant);
                         ipc::Outcome::Granted(control(ControlMessage::Grant(grant)))
                     }
                     admission::Outcome::Rejected(reject) => {
@@ -98,23 +100,14 @@ impl Daemon {
                     admission::Outcome::Ended { delivered } => ipc::Outcome::Ended { delivered },
                     _ => ipc::Outcome::Unconfirmed,
                 };
-                if let Some(member) = &mut program.member {
-                    match goes_on {
-                        Some(grant) => {
-                            if let Some(sent) = member.sent.get_mut(&ticket) {
-                                sent.grant = Some(grant);
-                            }
-                        }
-                        None => {
-                            member.sent.remove(&ticket);
-                        }
-                    }
-                }
                 telling.push((id, Event::Told { ticket, outcome }));
             }
         }
         for (id, event) in telling {
-            let told = self.programs.get_mut(&id).map(|program| program.tell(event));
+            let told = self
+                .programs
+                .get_mut(&id)
+                .map(|program| program.say(&Said::Event(event), Vec::new()));
             if let Some(Err(broken)) = told {
                 self.drop_program(id, &broken.to_string());
             }
@@ -146,16 +139,11 @@ impl Daemon {
         let Some(attachment) = self.attachments[member.interface].as_mut() else {
             return;
         };
-        for holder in attachment
+        // Nobody is left to be told of sessions that end now.
+        attachment
             .ground
-            .queues
-            .iter_mut()
-            .flatten()
-            .filter(|holder| holder.program == id)
-        {
-            // Nobody is left to be told of sessions that end now.
-            holder.away = true;
-        }
+            .held_all(id)
+            .for_each(|holder| holder.away = true);
         attachment.drive(|node, now, local, out| {
             node.remove_receiver(now, member.data_port, local, out);
             for &ticket in member.sent.keys() {
@@ -163,15 +151,20 @@ impl Daemon {
             }
         });
         for queue in 0..attachment.ground.queues.len() as u16 {
-            if attachment.ground.held_by(queue, id).is_some() {
+            if attachment.ground.held_by(queue, id).is_ok() {
                 attachment.ground.vacate(queue);
             }
         }
-        if let Some((_, Pending::Channel { queue, xsk: None, .. })) = program.pending {
+        if let Some(Pending {
+            call: Call::OpenChannel(channel),
+            xsk: None,
+            ..
+        }) = program.pending
+        {
             // The kernel is at it still: what that takes is its user's until then.
-            attachment.ground.sockets[usize::from(queue)] = Some(Socket {
+            attachment.ground.sockets[usize::from(channel.queue)] = Some(Socket {
                 uid: program.credentials.uid,
-                len_bytes: member.memory.get(&queue).copied().unwrap_or(0),
+                len_bytes: member.memory.get(&channel.queue).copied().unwrap_or(0),
                 looked_for: true,
             });
         }
@@ -183,12 +176,17 @@ impl Daemon {
         let late = |program: &Program| {
             program.connection.is_none() && program.awaited_until.is_some_and(|until| until <= now)
         };
-        let late: Vec<ProgramId> = (self.programs.iter())
-            .filter(|(_, program)| late(program))
-            .map(|(&id, _)| id)
-            .collect();
-        for id in late {
-            self.drop_program(id, "it did not come back");
+        self.drop_programs(self.programs_that(late), "it did not come back");
+    }
+
+    pub(super) fn programs_that(&self, are_wanted: impl Fn(&Program) -> bool) -> Vec<ProgramId> {
+        let wanted = self.programs.iter().filter(|(_, program)| are_wanted(program));
+        wanted.map(|(&id, _)| id).collect()
+    }
+
+    pub(super) fn drop_programs(&mut self, gone: Vec<ProgramId>, why: &str) {
+        for id in gone {
+            self.drop_program(id, why);
         }
     }
 }

@@ -45,6 +45,7 @@ pub(crate) enum Done {
 }
 
 /// A bound XSK.
+#[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) fd: OwnedFd,
     pub(crate) zero_copy: bool,
@@ -63,28 +64,17 @@ pub(crate) struct Workers {
 impl Workers {
     /// `state_dir`: where the state file is.
     pub(crate) fn start(waker: Arc<Waker>, state_dir: PathBuf) -> io::Result<Workers> {
-        let (waits, to_wait) = channel::<(Stay, Quiesce)>();
         let (tell, done) = channel();
-        let (telling, waking) = (tell.clone(), Arc::clone(&waker));
-        // Ends when the loop's end of the channel goes.
-        thread::Builder::new().name("quiet".to_owned()).spawn(move || {
-            while let Ok((stay, quiesce)) = to_wait.recv() {
-                let queue = quiesce.queue();
-                let quiet = quiesce.wait();
-                // Nobody listens any more when the daemon ends.
-                let _ = telling.send(Done::Quiet { stay, queue, quiet });
-                let _ = waking.wake();
+        let (waits, _) = queue("quiet", &tell, &waker, |(stay, quiesce): (Stay, Quiesce)| {
+            Done::Quiet {
+                stay,
+                queue: quiesce.queue(),
+                quiet: quiesce.wait(),
             }
         })?;
-        let (writes, to_write) = channel::<Vec<u8>>();
-        let (telling, waking) = (tell.clone(), Arc::clone(&waker));
-        let writing = thread::Builder::new().name("state".to_owned());
-        let writer = writing.spawn(move || {
-            while let Ok(text) = to_write.recv() {
-                State::write(&text, &state_dir);
-                let _ = telling.send(Done::Written);
-                let _ = waking.wake();
-            }
+        let (writes, writer) = queue("state", &tell, &waker, move |text: Vec<u8>| {
+            State::write(&text, &state_dir);
+            Done::Written
         })?;
         Ok(Workers {
             waits,
@@ -115,49 +105,34 @@ impl Workers {
         }
     }
 
-    /// Binds on a thread of its own: each program has one call under way at most.
-    pub(crate) fn bind(
-        &self,
-        stay: Stay,
-        program: ProgramId,
-        queue: u16,
-        bind: impl FnOnce() -> Result<Bound, String> + Send + 'static,
-    ) -> io::Result<()> {
+    /// Does something on a thread of its own: each program has one call under way at most, and each queue one look.
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() -> Done + Send + 'static) -> io::Result<()> {
         let (tell, waker) = (self.tell.clone(), Arc::clone(&self.waker));
-        thread::Builder::new().name("bind".to_owned()).spawn(move || {
-            let xsk = bind();
-            let _ = tell.send(Done::Bound {
-                stay,
-                program,
-                queue,
-                xsk,
-            });
-            let _ = waker.wake();
-        })?;
-        Ok(())
-    }
-
-    /// Finds out on a thread of its own whether a queue is busy.
-    pub(crate) fn look_for_socket(
-        &self,
-        stay: Stay,
-        queue: u16,
-        is_busy: impl FnOnce() -> bool + Send + 'static,
-    ) -> io::Result<()> {
-        let (tell, waker) = (self.tell.clone(), Arc::clone(&self.waker));
-        thread::Builder::new().name("look".to_owned()).spawn(move || {
-            let is_there = is_busy();
-            let _ = tell.send(Done::Looked {
-                stay,
-                queue,
-                is_there,
-            });
-            let _ = waker.wake();
-        })?;
-        Ok(())
+        let thread = thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || report(&tell, &waker, work())).map(drop)
     }
 
     pub(crate) fn next(&self) -> Option<Done> {
         self.done.try_recv().ok()
     }
+}
+
+/// A thread that does one thing after the other, until the loop's end of the channel goes.
+fn queue<T: Send + 'static>(
+    name: &str,
+    tell: &Sender<Done>,
+    waker: &Arc<Waker>,
+    work: impl Fn(T) -> Done + Send + 'static,
+) -> io::Result<(Sender<T>, JoinHandle<()>)> {
+    let (tell, waker) = (tell.clone(), Arc::clone(waker));
+    let (give, given) = channel();
+    let thread = thread::Builder::new().name(name.to_owned());
+    let thread = thread.spawn(move || given.iter().for_each(|one| report(&tell, &waker, work(one))))?;
+    Ok((give, thread))
+}
+
+fn report(tell: &Sender<Done>, waker: &Waker, done: Done) {
+    // The loop does not listen any more when the daemon ends.
+    let _ = tell.send(done);
+    let _ = waker.wake();
 }

@@ -269,14 +269,14 @@ impl Client {
     }
 
     pub(crate) fn channel_call(queue: u16, role: Role, registered_len: u64) -> Call {
-        Call::OpenChannel {
+        Call::OpenChannel(Channel {
             queue,
             role,
             registered_len,
             chunk_len: 2048,
             multi_buffer: false,
             ring_lens: [64; 4],
-        }
+        })
     }
 
     /// Opens a channel over memory of its own.

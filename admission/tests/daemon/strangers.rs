@@ -111,8 +111,8 @@ fn lies_are_refused_and_disturb_nobody() {
     let call = Client::channel_call(7, Role::Transmit, MEMORY_LEN);
     honest.refused_for(call, &[large.as_fd()], "queue 7");
     let mut call = Client::channel_call(0, Role::General, MEMORY_LEN);
-    if let Call::OpenChannel { ring_lens, .. } = &mut call {
-        ring_lens[3] = 1 << 31;
+    if let Call::OpenChannel(channel) = &mut call {
+        channel.ring_lens[3] = 1 << 31;
     }
     honest.refused_for(call, &[large.as_fd()], "ring");
     // Sessions that are nobody's.

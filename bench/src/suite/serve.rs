@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lm_admission::Cidr;
+use lm_admission::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 use super::child::{Launch, Place, Running};
@@ -39,8 +39,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS:PORT", default_value_t = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT))]
     bind: SocketAddrV4,
     /// Run measurements for these addresses only; may be given more than once
-    #[arg(long, value_name = "CIDR")]
-    allow: Vec<Cidr>,
+    #[arg(long, value_name = "CIDR", value_parser = lm_admission::range)]
+    allow: Vec<Ipv4Net>,
     /// Run measurements for whoever can reach the port
     #[arg(long, conflicts_with = "allow")]
     from_anyone: bool,
@@ -54,7 +54,7 @@ impl ServeArgs {
         let IpAddr::V4(address) = address else {
             return false;
         };
-        self.allow.is_empty() || self.allow.iter().any(|range| range.contains(address))
+        self.allow.is_empty() || self.allow.iter().any(|range| range.contains(&address))
     }
 }
 

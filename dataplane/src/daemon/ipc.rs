@@ -102,20 +102,7 @@ pub enum Call {
     /// Opens a channel on a queue: one of [`Reply::Joined`], or with [`Role::Transmit`] any that nobody has. Beside it: the memory, a file
     /// that cannot shrink (`F_SEAL_SHRINK`, or of hugetlbfs). A channel that the program has there is closed first. Answered by
     /// [`Reply::ChannelOpened`].
-    OpenChannel {
-        /// Queue of the interface.
-        queue: u16,
-        /// What the gate redirects there.
-        role: Role,
-        /// Bytes of the memory to register, from its start; whole pages.
-        registered_len: u64,
-        /// Length of a chunk in bytes, 2048 to 4096.
-        chunk_len: u32,
-        /// Whether packets may take several frames.
-        multi_buffer: bool,
-        /// Lengths of the fill, RX, TX and completion rings, in entries.
-        ring_lens: [u32; 4],
-    },
+    OpenChannel(Channel),
     /// Closes a channel: takes it out of the gate. Answered by [`Reply::Done`].
     CloseChannel {
         /// Its queue.
@@ -204,6 +191,23 @@ pub enum Call {
         /// Name of the interface.
         interface: String,
     },
+}
+
+/// A channel that a program wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Channel {
+    /// Queue of the interface.
+    pub queue: u16,
+    /// What the gate redirects there.
+    pub role: Role,
+    /// Bytes of the memory to register, from its start; whole pages.
+    pub registered_len: u64,
+    /// Length of a chunk in bytes, 2048 to 4096.
+    pub chunk_len: u32,
+    /// Whether packets may take several frames.
+    pub multi_buffer: bool,
+    /// Lengths of the fill, RX, TX and completion rings, in entries.
+    pub ring_lens: [u32; 4],
 }
 
 /// How far a session is that was granted to a program.

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use lm_ebpf::{Counters, Gate, Log, Role};
 use lm_protocol::landing::SessionAdmission;
 
-use crate::daemon::ipc::{Call, Reply, Role as Asked};
+use crate::daemon::ipc::{Call, Channel, Reply, Role as Asked};
 use crate::daemon::{Daemon, DaemonError};
 use crate::port::PortError;
 use crate::xsk::{Rings, Xsk, XskConfig};
@@ -47,7 +47,7 @@ impl Steward {
             .mapping
             .file()
             .ok_or(DaemonError::Nonsense("private memory"))?;
-        let call = Call::OpenChannel {
+        let call = Call::OpenChannel(Channel {
             queue: config.queue as u16,
             role: match role {
                 Role::None => Asked::Transmit,
@@ -63,7 +63,7 @@ impl Steward {
                 config.tx_len,
                 config.completion_len,
             ],
-        };
+        });
         let (reply, beside) = self.daemon.client().insist(&call, &[memory])?;
         let Reply::ChannelOpened { .. } = reply else {
             return Err(DaemonError::Nonsense("no channel").into());
