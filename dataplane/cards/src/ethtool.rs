@@ -8,9 +8,10 @@ pub(crate) mod uapi;
 
 use std::cell::OnceCell;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::pci::PciDevice;
 
@@ -81,14 +82,9 @@ impl Ethtool {
     ///
     /// What socket(2) says.
     pub fn open(interface_index: u32) -> io::Result<Ethtool> {
-        // SAFETY: socket(2) takes no pointers.
-        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let flags = SocketFlags::CLOEXEC;
         Ok(Ethtool {
-            // SAFETY: the descriptor was just opened and nobody else owns it.
-            socket: unsafe { OwnedFd::from_raw_fd(fd) },
+            socket: rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?,
             interface_index,
             pci: OnceCell::new(),
         })
@@ -137,16 +133,49 @@ impl Ethtool {
         }
     }
 
+    /// A command's struct with its number, as the driver fills it.
+    ///
+    /// # Safety
+    ///
+    /// `S` is that command's struct, which has a fixed size and begins with the number.
+    unsafe fn filled<S: FromBytes + IntoBytes>(
+        &self,
+        what: &'static str,
+        command: u32,
+    ) -> Result<S, EthtoolError> {
+        let mut data = S::new_zeroed();
+        data.as_mut_bytes()[..4].copy_from_slice(&command.to_ne_bytes());
+        // SAFETY: there is room for the struct, by the caller's promise.
+        unsafe { self.ask(what, data.as_mut_bytes())? };
+        Ok(data)
+    }
+
+    /// An answer of a command's struct and as many bytes behind it as there is room for.
+    ///
+    /// # Safety
+    ///
+    /// The kernel writes no more behind the struct, as that is filled.
+    unsafe fn with_rest(
+        &self,
+        what: &'static str,
+        head: &(impl IntoBytes + Immutable),
+        room: usize,
+    ) -> Result<Vec<u8>, EthtoolError> {
+        let mut data = head.as_bytes().to_vec();
+        data.resize(data.len() + room, 0);
+        // SAFETY: there is room by the caller's promise.
+        unsafe { self.ask(what, &mut data)? };
+        Ok(data)
+    }
+
     /// The driver.
     ///
     /// # Errors
     ///
     /// [`EthtoolError`], as for all questions here.
     pub fn driver(&self) -> Result<Driver, EthtoolError> {
-        let mut info = uapi::DriverInfo::new_zeroed();
-        info.command = uapi::GET_DRIVER_INFO;
         // SAFETY: the command's struct, which has a fixed size.
-        unsafe { self.ask("driver's name", info.as_mut_bytes())? };
+        let info: uapi::DriverInfo = unsafe { self.filled("driver's name", uapi::GET_DRIVER_INFO)? };
         Ok(Driver {
             name: text(&info.driver),
             bus: text(&info.bus),
@@ -159,10 +188,8 @@ impl Ethtool {
     ///
     /// [`EthtoolError`].
     pub fn channels(&self) -> Result<Channels, EthtoolError> {
-        let mut channels = uapi::Channels::new_zeroed();
-        channels.command = uapi::GET_CHANNELS;
         // SAFETY: the command's struct, which has a fixed size.
-        unsafe { self.ask("number of queues", channels.as_mut_bytes())? };
+        let channels: uapi::Channels = unsafe { self.filled("number of queues", uapi::GET_CHANNELS)? };
         Ok(Channels {
             rx: channels.rx.saturating_add(channels.combined),
             tx: channels.tx.saturating_add(channels.combined),
@@ -177,10 +204,8 @@ impl Ethtool {
     ///
     /// [`EthtoolError`].
     pub fn ring_lens(&self) -> Result<RingLens, EthtoolError> {
-        let mut rings = uapi::RingParam::new_zeroed();
-        rings.command = uapi::GET_RINGS;
         // SAFETY: the command's struct, which has a fixed size.
-        unsafe { self.ask("ring lengths", rings.as_mut_bytes())? };
+        let rings: uapi::RingParam = unsafe { self.filled("ring lengths", uapi::GET_RINGS)? };
         Ok(RingLens {
             rx: rings.rx,
             rx_max: rings.rx_max,
@@ -195,10 +220,8 @@ impl Ethtool {
     ///
     /// [`EthtoolError`].
     pub fn coalescing(&self) -> Result<Coalescing, EthtoolError> {
-        let mut held = uapi::Coalesce::new_zeroed();
-        held.command = uapi::GET_COALESCING;
         // SAFETY: the command's struct, which has a fixed size.
-        unsafe { self.ask("interrupt coalescing", held.as_mut_bytes())? };
+        let held: uapi::Coalesce = unsafe { self.filled("interrupt coalescing", uapi::GET_COALESCING)? };
         Ok(Coalescing {
             rx_us: held.rx_us,
             is_adaptive: held.is_rx_adaptive != 0,
@@ -230,31 +253,23 @@ impl Ethtool {
     /// The card's table of flow rules.
     pub(crate) fn rules(&self) -> Result<RuleTable, EthtoolError> {
         const WHAT: &str = "flow rules";
-        let count = self.rule_command(WHAT, uapi::GET_RULE_COUNT, |_| {})?;
-        let room = count.rule_count as usize;
+        let table = self.rule_command(WHAT, uapi::GET_RULE_COUNT, |_| {})?;
+        let room = table.rule_count as usize;
         if room > MAX_RULES {
-            return Err(EthtoolError::new(
-                WHAT,
-                io::Error::from(io::ErrorKind::InvalidData),
-            ));
+            return Err(EthtoolError::new(WHAT, io::ErrorKind::InvalidData.into()));
         }
         let mut head = uapi::Rxnfc::new_zeroed();
         head.command = uapi::GET_RULES;
-        head.rule_count = count.rule_count;
-        let mut data = head.as_bytes().to_vec();
-        data.resize(size_of::<uapi::Rxnfc>() + room * 4, 0);
+        head.rule_count = table.rule_count;
         // SAFETY: from RULE_LOCATIONS on, inside of the struct, there is room for as many locations as it asks for.
-        unsafe { self.ask(WHAT, &mut data)? };
+        let data = unsafe { self.with_rest(WHAT, &head, room * 4)? };
         let (answer, _) = uapi::Rxnfc::read_from_prefix(&data).expect("longer than the struct");
-        let mut taken: Vec<u32> = data[uapi::RULE_LOCATIONS..]
-            .chunks_exact(4)
-            .take((answer.rule_count as usize).min(room))
-            .map(|location| u32::from_ne_bytes(location.try_into().expect("4 bytes")))
-            .collect();
+        let count = (answer.rule_count as usize).min(room);
+        let mut taken: Vec<u32> = numbers(&data[uapi::RULE_LOCATIONS..]).take(count).collect();
         taken.sort_unstable();
         Ok(RuleTable {
             len: u32::try_from(answer.data).unwrap_or(u32::MAX),
-            driver_picks: count.data & u64::from(uapi::LOCATION_SPECIAL) != 0,
+            driver_picks: table.data & u64::from(uapi::LOCATION_SPECIAL) != 0,
             taken,
         })
     }
@@ -281,6 +296,15 @@ impl RuleTable {
             .rev()
             .find(|place| self.taken.binary_search(place).is_err())
     }
+}
+
+/// Numbers one behind the other.
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&number| u32::from_ne_bytes(number))
 }
 
 /// A string of C's.
@@ -319,6 +343,11 @@ pub enum EthtoolError {
 }
 
 impl EthtoolError {
+    /// Of a call that is no question to the driver.
+    pub(crate) fn of_call(what: &'static str) -> impl Fn(io::Error) -> EthtoolError + Copy {
+        move |source| EthtoolError::System { what, source }
+    }
+
     pub(crate) fn new(what: &'static str, source: io::Error) -> EthtoolError {
         match source.raw_os_error() {
             Some(libc::EOPNOTSUPP) => EthtoolError::Unsupported { what },

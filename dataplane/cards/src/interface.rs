@@ -314,7 +314,7 @@ fn addresses(index: u32) -> Result<Vec<InterfaceAddress>, InterfaceError> {
 fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut names: Vec<(usize, &str)> = names
         .filter(|name| *name != "lo")
-        .map(|name| (edit_distance(wanted.as_bytes(), name.as_bytes()), name))
+        .map(|name| (strsim::levenshtein(wanted, name), name))
         .collect();
     names.sort();
     let few = names.len() <= 4;
@@ -324,21 +324,6 @@ fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<Str
         .take(4)
         .map(|(_, name)| name.to_owned())
         .collect()
-}
-
-/// Levenshtein's distance.
-fn edit_distance(a: &[u8], b: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// The names as `text` puts them, or `otherwise` if there are none.
@@ -424,7 +409,6 @@ mod tests {
         assert_eq!(near_names("eth", names.into_iter()), ["eth0", "eth1"]);
         assert_eq!(near_names("tap7", names.into_iter()), [""; 0]);
         assert_eq!(near_names("x", ["lo", "eth0"].into_iter()), ["eth0"]);
-        assert_eq!(edit_distance(b"kitten", b"sitting"), 3);
     }
 
     #[test]

@@ -339,13 +339,15 @@ pub(crate) struct Journal<C> {
 
 impl<C: Change> Journal<C> {
     /// This process's, of a device where nothing is left to undo. Writes nothing yet.
-    pub(crate) fn new(store: &Store, path: PathBuf, driver: Driver) -> io::Result<Journal<C>> {
+    pub(crate) fn new(store: &Store, path: PathBuf, driver: Driver) -> Result<Journal<C>, EthtoolError> {
+        let failed = EthtoolError::of_call("start time of this process");
+        let (owner, namespace) = (Owner::this().map_err(failed)?, namespace().map_err(failed)?);
         Ok(Journal {
             store: store.clone(),
             path,
             record: Record {
-                namespace: Some(namespace()?),
-                ..Record::new(Owner::this()?, driver)
+                namespace: Some(namespace),
+                ..Record::new(owner, driver)
             },
         })
     }

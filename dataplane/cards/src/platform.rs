@@ -8,7 +8,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -73,13 +72,22 @@ pub struct Demand {
 }
 
 /// Why a device's writes would go through bounce buffers, which are copied a whole frame at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bounce {
     /// The kernel was told so.
+    #[error(
+        "the kernel's command line says so; remove swiotlb=force from the kernel's command line, or use copy mode \
+         (--mode copy)"
+    )]
     Forced,
     /// The guest's memory is encrypted.
+    #[error("this guest's memory is encrypted; use copy mode (--mode copy)")]
     Confidential,
     /// The device cannot reach all memory.
+    #[error(
+        "the device reaches addresses of {bits} bits, and there is memory beyond; switch the IOMMU on (intel_iommu=on, \
+         iommu.passthrough=0), or use copy mode (--mode copy)"
+    )]
     Narrow {
         /// Width of its addresses in bits.
         bits: u32,
@@ -87,10 +95,14 @@ pub enum Bounce {
 }
 
 /// Why zero-copy mode may not be used (or, for [`Obstacle::KernelPanic`], copy mode): one line each, with what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// The driver has no zero-copy mode.
+    #[error(
+        "{interface}'s driver ({driver}) has no zero-copy mode; use copy mode (--mode copy), or a card whose driver \
+         has zero-copy"
+    )]
     NoZeroCopy {
         /// Name of the interface.
         interface: String,
@@ -98,6 +110,10 @@ pub enum Obstacle {
         driver: String,
     },
     /// The receive rings are so long that general frames would not suffice to keep them full.
+    #[error(
+        "{interface}'s receive rings have {len} descriptors, and {RING_LEN_MAX} can be kept full; shorten them \
+         (ethtool -G {interface} rx {RING_LEN_MAX}), or use copy mode (--mode copy)"
+    )]
     LongRing {
         /// Name of the interface.
         interface: String,
@@ -105,11 +121,21 @@ pub enum Obstacle {
         len: u32,
     },
     /// All traffic comes to one queue, which would have to be the landing queue.
+    #[error(
+        "{interface} has one receive queue, which other traffic needs; make more queues (ethtool -L {interface} \
+         combined 2), or use copy mode (--mode copy)"
+    )]
     OneQueue {
         /// Name of the interface.
         interface: String,
     },
     /// Chunks that cross pages need pages in a row.
+    #[error(
+        "{} MiB of huge pages are wanted and {} free; reserve {} more huge pages of 2 MiB (raise \
+         /proc/sys/vm/nr_hugepages), or use copy mode (--mode copy)",
+        .wanted.div_ceil(1 << 20), .free.div_ceil(1 << 20),
+        .wanted.div_ceil(HUGE_PAGE_LEN).saturating_sub(.free / HUGE_PAGE_LEN)
+    )]
     NoHugePages {
         /// Memory in free huge pages, in bytes.
         free: u64,
@@ -117,13 +143,19 @@ pub enum Obstacle {
         wanted: u64,
     },
     /// Packets would be copied from bounce buffers a whole frame at a time, stale bytes over fresh payload.
+    #[error("received packets go through bounce buffers: {0}")]
     BounceBuffers(Bounce),
     /// Four bytes behind each packet would overwrite payload.
+    #[error(
+        "{interface} leaves the frame check sequence behind each packet; switch that off (ethtool -K {interface} \
+         rx-fcs off), or use copy mode (--mode copy)"
+    )]
     FcsKept {
         /// Name of the interface.
         interface: String,
     },
     /// Bytes behind each packet would overwrite payload.
+    #[error("{interface} writes {len} bytes behind each packet; use copy mode (--mode copy)")]
     Padding {
         /// Name of the interface.
         interface: String,
@@ -131,6 +163,7 @@ pub enum Obstacle {
         len: usize,
     },
     /// More is written before each packet than landing zones leave room for.
+    #[error("{interface} writes {len} bytes before each packet; use copy mode (--mode copy)")]
     LongPrefix {
         /// Name of the interface.
         interface: String,
@@ -138,16 +171,28 @@ pub enum Obstacle {
         len: usize,
     },
     /// The packets that were to show what the driver writes did not come to the general queue.
+    #[error(
+        "{interface} brings small packets to other queues than computed, so that it is not known what it writes; use \
+         copy mode (--mode copy)"
+    )]
     Unseen {
         /// Name of the interface.
         interface: String,
     },
     /// A later packet's headers may overtake an earlier packet's payload on the way to memory.
+    #[error(
+        "the device at {bus} may write to memory out of order (relaxed ordering); forbid it (setpci -s {bus} \
+         CAP_EXP+8.w=0000:0010), or use copy mode (--mode copy)"
+    )]
     RelaxedOrdering {
         /// Where the device sits.
         bus: String,
     },
     /// Packets longer than a frame would be split or lost.
+    #[error(
+        "{interface} has MTU {mtu}, and frames hold {max_mtu}; lower it (ip link set {interface} mtu {max_mtu}), or \
+         use copy mode (--mode copy)"
+    )]
     FrameTooLong {
         /// Name of the interface.
         interface: String,
@@ -157,6 +202,9 @@ pub enum Obstacle {
         max_mtu: u32,
     },
     /// The kernel can panic when AF_XDP sends in copy mode; no obstacle to zero-copy mode.
+    #[error(
+        "kernel {release} can panic when AF_XDP sends in copy mode; update the kernel, or use zero-copy mode"
+    )]
     KernelPanic {
         /// The kernel's release.
         release: String,
@@ -167,120 +215,6 @@ impl Obstacle {
     /// Whether it forbids zero-copy mode; otherwise it is a warning for copy mode.
     pub fn forbids_zero_copy(&self) -> bool {
         !matches!(self, Obstacle::KernelPanic { .. })
-    }
-
-    /// What to do about it.
-    pub fn remedy(&self) -> String {
-        match self {
-            Obstacle::NoZeroCopy { .. } => {
-                "use copy mode (--mode copy), or a card whose driver has zero-copy".into()
-            }
-            Obstacle::LongRing { interface, .. } => format!(
-                "shorten them (ethtool -G {interface} rx {RING_LEN_MAX}), or use copy mode (--mode copy)"
-            ),
-            Obstacle::OneQueue { interface } => {
-                format!(
-                    "make more queues (ethtool -L {interface} combined 2), or use copy mode (--mode copy)"
-                )
-            }
-            Obstacle::NoHugePages { free, wanted } => format!(
-                "reserve {} more huge pages of 2 MiB (raise /proc/sys/vm/nr_hugepages), or use copy mode (--mode copy)",
-                wanted
-                    .div_ceil(HUGE_PAGE_LEN)
-                    .saturating_sub(free / HUGE_PAGE_LEN)
-            ),
-            Obstacle::BounceBuffers(Bounce::Forced) => {
-                "remove swiotlb=force from the kernel's command line, or use copy mode (--mode copy)".into()
-            }
-            Obstacle::BounceBuffers(Bounce::Confidential) => "use copy mode (--mode copy)".into(),
-            Obstacle::BounceBuffers(Bounce::Narrow { .. }) => {
-                "switch the IOMMU on (intel_iommu=on, iommu.passthrough=0), or use copy mode (--mode copy)"
-                    .into()
-            }
-            Obstacle::FcsKept { interface } => {
-                format!("switch that off (ethtool -K {interface} rx-fcs off), or use copy mode (--mode copy)")
-            }
-            Obstacle::Padding { .. } | Obstacle::LongPrefix { .. } | Obstacle::Unseen { .. } => {
-                "use copy mode (--mode copy)".into()
-            }
-            Obstacle::RelaxedOrdering { bus } => {
-                format!("forbid it (setpci -s {bus} CAP_EXP+8.w=0000:0010), or use copy mode (--mode copy)")
-            }
-            Obstacle::FrameTooLong {
-                interface, max_mtu, ..
-            } => format!("lower it (ip link set {interface} mtu {max_mtu}), or use copy mode (--mode copy)"),
-            Obstacle::KernelPanic { .. } => "update the kernel, or use zero-copy mode".into(),
-        }
-    }
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Obstacle::NoZeroCopy { interface, driver } => {
-                write!(f, "{interface}'s driver ({driver}) has no zero-copy mode")?;
-            }
-            Obstacle::LongRing { interface, len } => write!(
-                f,
-                "{interface}'s receive rings have {len} descriptors, and {RING_LEN_MAX} can be kept full"
-            )?,
-            Obstacle::OneQueue { interface } => {
-                write!(f, "{interface} has one receive queue, which other traffic needs")?;
-            }
-            Obstacle::NoHugePages { free, wanted } => {
-                let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-                write!(
-                    f,
-                    "{} MiB of huge pages are wanted and {} free",
-                    mib(*wanted),
-                    mib(*free)
-                )?;
-            }
-            Obstacle::BounceBuffers(why) => {
-                f.write_str("received packets go through bounce buffers: ")?;
-                match why {
-                    Bounce::Forced => f.write_str("the kernel's command line says so")?,
-                    Bounce::Confidential => f.write_str("this guest's memory is encrypted")?,
-                    Bounce::Narrow { bits } => {
-                        write!(
-                            f,
-                            "the device reaches addresses of {bits} bits, and there is memory beyond"
-                        )?;
-                    }
-                }
-            }
-            Obstacle::FcsKept { interface } => {
-                write!(
-                    f,
-                    "{interface} leaves the frame check sequence behind each packet"
-                )?;
-            }
-            Obstacle::Padding { interface, len } => {
-                write!(f, "{interface} writes {len} bytes behind each packet")?;
-            }
-            Obstacle::Unseen { interface } => write!(
-                f,
-                "{interface} brings small packets to other queues than computed, so that it is not known what it writes"
-            )?,
-            Obstacle::LongPrefix { interface, len } => {
-                write!(f, "{interface} writes {len} bytes before each packet")?;
-            }
-            Obstacle::RelaxedOrdering { bus } => {
-                write!(
-                    f,
-                    "the device at {bus} may write to memory out of order (relaxed ordering)"
-                )?;
-            }
-            Obstacle::FrameTooLong {
-                interface,
-                mtu,
-                max_mtu,
-            } => write!(f, "{interface} has MTU {mtu}, and frames hold {max_mtu}")?,
-            Obstacle::KernelPanic { release } => {
-                write!(f, "kernel {release} can panic when AF_XDP sends in copy mode")?;
-            }
-        }
-        write!(f, "; {}", self.remedy())
     }
 }
 

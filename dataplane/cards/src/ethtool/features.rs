@@ -58,10 +58,8 @@ impl Ethtool {
             command: uapi::GET_FEATURES,
             size: blocks as u32,
         };
-        let mut data = head.as_bytes().to_vec();
-        data.resize(data.len() + blocks * size_of::<uapi::FeatureBlock>(), 0);
         // SAFETY: behind the struct there is room for as many blocks as it says.
-        unsafe { self.ask("features", &mut data)? };
+        let data = unsafe { self.with_rest("features", &head, blocks * size_of::<uapi::FeatureBlock>())? };
         let state = |(bit, name)| {
             let at = size_of::<uapi::Features>() + bit / 32 * size_of::<uapi::FeatureBlock>();
             let (block, _) =
@@ -146,10 +144,8 @@ impl Ethtool {
             command: uapi::GET_STATISTICS,
             count: names.len() as u32,
         };
-        let mut data = head.as_bytes().to_vec();
-        data.resize(data.len() + MAX_NAMES * size_of::<u64>(), 0);
         // SAFETY: behind the struct there is room for more numbers than the driver has names.
-        unsafe { self.ask("statistics", &mut data)? };
+        let data = unsafe { self.with_rest("statistics", &head, MAX_NAMES * size_of::<u64>())? };
         let values = data[size_of::<uapi::Statistics>()..].as_chunks().0;
         let values = values.iter().map(|&value| u64::from_ne_bytes(value));
         Ok(names.into_iter().zip(values).collect())
@@ -172,10 +168,8 @@ impl Ethtool {
             set: names,
             len: set.len,
         };
-        let mut data = head.as_bytes().to_vec();
-        data.resize(data.len() + MAX_NAMES * uapi::STRING_LEN, 0);
         // SAFETY: behind the struct there is room for more strings than the set has.
-        unsafe { self.ask(WHAT, &mut data)? };
+        let data = unsafe { self.with_rest(WHAT, &head, MAX_NAMES * uapi::STRING_LEN)? };
         let names = data[size_of::<uapi::Strings>()..].chunks_exact(uapi::STRING_LEN);
         Ok(names.take(count).map(text).collect())
     }

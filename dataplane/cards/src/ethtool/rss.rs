@@ -7,7 +7,7 @@ use lm_protocol::rss::{HashInput, MAX_TABLE_LEN, RssError, RssKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::uapi;
-use super::{Ethtool, EthtoolError};
+use super::{Ethtool, EthtoolError, numbers};
 
 /// Bits of the hashed fields: source and destination address (`RXH_IP_SRC | RXH_IP_DST`).
 const HASH_ADDRESSES: u64 = 0x30;
@@ -137,32 +137,22 @@ impl Ethtool {
     /// [`EthtoolError`]; [`EthtoolError::Unsupported`] where the driver has no table, as on veth.
     pub fn rss(&self) -> Result<RssSettings, EthtoolError> {
         const WHAT: &str = "RSS indirection table";
-        let mut head = uapi::Rxfh::new_zeroed();
-        head.command = uapi::GET_RSS;
         // SAFETY: with both lengths 0 the kernel writes the struct alone.
-        unsafe { self.ask(WHAT, head.as_mut_bytes())? };
+        let head: uapi::Rxfh = unsafe { self.filled(WHAT, uapi::GET_RSS)? };
         let (table_len, key_len) = (head.table_len as usize, head.key_len as usize);
         if table_len > MAX_TABLE_LEN || key_len > MAX_KEY_LEN {
-            return Err(EthtoolError::new(
-                WHAT,
-                io::Error::from(io::ErrorKind::InvalidData),
-            ));
+            return Err(EthtoolError::new(WHAT, io::ErrorKind::InvalidData.into()));
         }
-        let mut data = vec![0; size_of::<uapi::Rxfh>() + table_len * 4 + key_len];
         let mut request = uapi::Rxfh::new_zeroed();
         request.command = uapi::GET_RSS;
         request.table_len = head.table_len;
         request.key_len = head.key_len;
-        data[..size_of::<uapi::Rxfh>()].copy_from_slice(request.as_bytes());
         // SAFETY: behind the struct there is room for the lengths that it asks for.
-        unsafe { self.ask(WHAT, &mut data)? };
+        let data = unsafe { self.with_rest(WHAT, &request, table_len * 4 + key_len)? };
         let (answer, rest) = uapi::Rxfh::read_from_prefix(&data).expect("longer than the struct");
         let (table, key) = rest.split_at(table_len * 4);
         Ok(RssSettings {
-            table: table
-                .chunks_exact(4)
-                .map(|entry| u32::from_ne_bytes(entry.try_into().expect("4 bytes")))
-                .collect(),
+            table: numbers(table).collect(),
             key: key.to_vec(),
             function: answer.function,
             transform: answer.transform,

@@ -41,14 +41,6 @@ pub enum ShapingError {
     /// The interface.
     #[error(transparent)]
     Device(EthtoolError),
-    /// Any other system call.
-    #[error("{call}: {source}")]
-    System {
-        /// The call.
-        call: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
 }
 
 impl From<EthtoolError> for ShapingError {

@@ -178,15 +178,19 @@ pub(super) struct Link {
 
 impl Link {
     /// An interface of the calling thread's network namespace.
-    pub(super) fn open(index: u32) -> io::Result<Link> {
-        let socket = netlink::open(NETLINK_ROUTE)?;
-        // A kernel that does not answer is an error, and holds nobody up.
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        Ok(Link {
-            index,
-            socket,
-            ethtool: Ethtool::open(index)?,
-        })
+    pub(super) fn open(index: u32) -> Result<Link, EthtoolError> {
+        let open = || -> io::Result<Link> {
+            let socket = netlink::open(NETLINK_ROUTE)?;
+            // A kernel that does not answer is an error, and holds nobody up.
+            set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+            let ethtool = Ethtool::open(index)?;
+            Ok(Link {
+                index,
+                socket,
+                ethtool,
+            })
+        };
+        open().map_err(EthtoolError::of_call("socket(2)"))
     }
 
     pub(super) fn driver(&self) -> Result<Driver, EthtoolError> {

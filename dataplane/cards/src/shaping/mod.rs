@@ -79,7 +79,7 @@ impl Shaping {
         bytes_per_second: u64,
         foreign: Foreign,
     ) -> Result<Shaping, ShapingError> {
-        let (link, store) = (open(interface)?, Store::new(Shaping::FOLDER));
+        let (link, store) = (Link::open(interface.index)?, Store::new(Shaping::FOLDER));
         let driver = link.driver()?;
         let (path, lock) = find(&store, interface.index)?;
         recover::<Change>(&link, || link.driver(), &store, &path, &lock)?;
@@ -94,10 +94,7 @@ impl Shaping {
                 is_restorable: root.is_restorable(),
             });
         }
-        let journal = Journal::new(&store, path, driver).map_err(|source| ShapingError::System {
-            call: "start time of this process",
-            source,
-        })?;
+        let journal = Journal::new(&store, path, driver)?;
         let mut shaping = Shaping {
             link,
             interface: interface.name.clone(),
@@ -166,7 +163,7 @@ impl Shaping {
         if store.path(interface.index).is_ok_and(|path| !path.exists()) {
             return Ok(false);
         }
-        let link = open(interface)?;
+        let link = Link::open(interface.index)?;
         let (path, lock) = find(&store, interface.index)?;
         Ok(recover::<Change>(&link, || link.driver(), &store, &path, &lock)?)
     }
@@ -179,13 +176,6 @@ impl Shaping {
         let lock = self.journal.lock()?;
         Ok(self.journal.undo_all(&self.link, &lock)?)
     }
-}
-
-fn open(interface: &Interface) -> Result<Link, ShapingError> {
-    Link::open(interface.index).map_err(|source| ShapingError::System {
-        call: "socket(2)",
-        source,
-    })
 }
 
 impl Drop for Shaping {

@@ -1,6 +1,5 @@
 //! Why a card is not steered.
 
-use std::io;
 use std::net::Ipv4Addr;
 
 use lm_protocol::rss::RssError;
@@ -77,14 +76,6 @@ pub enum SteeringError {
     /// The driver.
     #[error(transparent)]
     Card(#[from] EthtoolError),
-    /// Any other system call.
-    #[error("{call}: {source}")]
-    System {
-        /// The call.
-        call: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
 }
 
 impl From<JournalError> for SteeringError {

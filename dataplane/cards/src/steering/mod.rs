@@ -96,10 +96,7 @@ impl Steering {
     ///
     /// See [`SteeringError`]; the card is as before then.
     pub fn apply(interface: &Interface, landing_queues: &[u32]) -> Result<Steering, SteeringError> {
-        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
-            call: "socket(2)",
-            source,
-        })?;
+        let card = Ethtool::open(interface.index).map_err(EthtoolError::of_call("socket(2)"))?;
         let store = Store::new(FOLDER);
         let queues = interface.rx_queues;
         Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues)
@@ -138,10 +135,7 @@ impl Steering {
         let rss = if recovered { card.rss()? } else { before };
         let table = spread(&rss.table, landing_queues, rx_queues);
 
-        let journal = Journal::new(store, path, driver).map_err(|source| SteeringError::System {
-            call: "start time of this process",
-            source,
-        })?;
+        let journal = Journal::new(store, path, driver)?;
         let mut steering = Steering {
             card,
             interface: name.clone(),
@@ -429,10 +423,7 @@ impl Steering {
     ///
     /// See [`SteeringError`]: [`JournalError::InUse`](crate::JournalError::InUse) while the process lives.
     pub fn recover(interface: &Interface) -> Result<bool, SteeringError> {
-        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
-            call: "socket(2)",
-            source,
-        })?;
+        let card = Ethtool::open(interface.index).map_err(EthtoolError::of_call("socket(2)"))?;
         let store = Store::new(FOLDER);
         let (path, lock) = find(&store, interface.index)?;
         Ok(recover::<Change>(&card, || card.driver(), &store, &path, &lock)?)
