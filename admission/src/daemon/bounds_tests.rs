@@ -36,14 +36,14 @@ fn a_queue_has_a_session_a_row_and_a_data_address_has_one() {
             data_port: 7168,
             ..Request::default()
         };
-        let mut permit = Permit {
+        let permit = Permit {
             max_message_len: u64::MAX,
             lease: Duration::from_secs(60),
         };
         for number in 0..4 * ROWS as u32 {
             let from = SocketAddrV4::new(Ipv4Addr::from_bits(0xc612_0100 + number), CONTROL_PORT);
             let application = Application::new(from, number, &request);
-            let opened = [0; 2].map(|_| ground.open_aside(0, &application, &mut permit).is_ok());
+            let opened = [0; 2].map(|_| ground.open_aside(0, &application, &permit).is_ok());
             assert_eq!(opened, [number < ROWS as u32, false]);
             let most = ROWS.min(number as usize + 1);
             assert_eq!(ground.holder(0).unwrap().sessions.len(), most);
