@@ -22,19 +22,17 @@
 //! request may be repeated. The first 8 bytes keep their meaning in all versions, so that a receiver of another version
 //! can answer the request that it does not understand.
 
-mod raw;
+mod body;
 
 use crate::delivery::Delivery;
 use crate::geometry::{GeometryError, Layout, LinkShape, Wire};
 use crate::integrity::Integrity;
 use crate::window::{WindowError, WindowShape};
 use crate::wire::lm::{self, LmError, LmHeader};
-use core::fmt;
 use core::num::NonZeroU16;
 use core::time::Duration;
-use raw::{RawChallenge, RawEnd, RawGrant, RawProof, RawReject, RawRequest};
-use zerocopy::byteorder::network_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+pub(crate) use body::{Fields, Writer};
 
 /// Kind of LM_REQ.
 pub const KIND_REQUEST: u8 = 1;
@@ -56,7 +54,7 @@ pub const KIND_CHALLENGE: u8 = 10;
 pub const KIND_PROOF: u8 = 11;
 
 /// Longest control message, in bytes.
-pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
+pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + body::GRANT_LEN;
 
 /// A transmit queue that means "any".
 const ANY_QUEUE: u16 = 0xffff;
@@ -206,30 +204,43 @@ pub struct Reject {
 }
 
 /// Why a request was rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum RejectReason {
     /// The request is of another version of the protocol.
+    #[error("the receiver speaks another protocol version")]
     Version = 1,
     /// All landing queues carry other sessions: the paper's only reason. Worth asking again.
+    #[error("the receiver is busy with other sessions")]
     Busy = 2,
     /// The messages are longer than the receiver allows; `limit` says what it allows, in bytes.
+    #[error("the messages are longer than the receiver allows")]
     TooLarge = 3,
     /// The receiver's policy does not allow this sender.
+    #[error("the receiver does not allow this sender")]
     NotAllowed = 4,
     /// A wire, address family, MTU or window that the receiver does not support.
+    #[error("the receiver does not support this wire, address family, MTU or window")]
     Unsupported = 5,
     /// The receiver has no memory for the landing zone.
+    #[error("the receiver has no memory for messages of this length")]
     NoMemory = 6,
     /// The receiver is about to end.
+    #[error("the receiver is shutting down")]
     ShuttingDown = 7,
     /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only; and IP
     /// fragments only under exclusive use, since all of their sender's come to the landing queue.
+    #[error(
+        "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP fragments \
+         only to a receiver under exclusive use (lm-recv --exclusive)"
+    )]
     Unverified = 8,
     /// Nobody on that host receives on the port that was asked for.
+    #[error("nobody receives on that port")]
     NoReceiver = 9,
     /// Exclusive admission: too few of the voters answered. Worth asking again.
+    #[error("too few hosts answered to make sure that no other one is receiving")]
     NoQuorum = 10,
 }
 
@@ -247,30 +258,6 @@ impl RejectReason {
             9 => RejectReason::NoReceiver,
             10 => RejectReason::NoQuorum,
             _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for RejectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            RejectReason::Version => "the receiver speaks another protocol version",
-            RejectReason::Busy => "the receiver is busy with other sessions",
-            RejectReason::TooLarge => "the messages are longer than the receiver allows",
-            RejectReason::NotAllowed => "the receiver does not allow this sender",
-            RejectReason::Unsupported => {
-                "the receiver does not support this wire, address family, MTU or window"
-            }
-            RejectReason::NoMemory => "the receiver has no memory for messages of this length",
-            RejectReason::ShuttingDown => "the receiver is shutting down",
-            RejectReason::Unverified => {
-                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP \
-                 fragments only to a receiver under exclusive use (lm-recv --exclusive)"
-            }
-            RejectReason::NoReceiver => "nobody receives on that port",
-            RejectReason::NoQuorum => {
-                "too few hosts answered to make sure that no other one is receiving"
-            }
         })
     }
 }
@@ -485,55 +472,17 @@ impl ControlMessage {
 
     /// Writes the datagram; gives its length.
     pub fn encode(&self, request_id: u32, out: &mut [u8; MAX_CONTROL_LEN]) -> usize {
-        match *self {
-            ControlMessage::Request(request) => self.finish(request_id, out, &RawRequest::from(request)),
-            ControlMessage::Grant(grant) => self.finish(request_id, out, &RawGrant::from(grant)),
-            ControlMessage::Reject(reject) => self.finish(request_id, out, &RawReject::from(reject)),
-            ControlMessage::Challenge(challenge) => {
-                self.finish(request_id, out, &RawChallenge::from(challenge))
-            }
-            ControlMessage::Proof(proof) => self.finish(request_id, out, &RawProof::from(proof)),
-            ControlMessage::End(End {
-                session_key,
-                messages,
-            }) => {
-                let raw = RawEnd {
-                    session_key: U64::new(session_key),
-                    messages: U32::new(messages),
-                    heard: U32::ZERO,
-                };
-                self.finish(request_id, out, &raw)
-            }
-            ControlMessage::Ended(Ended {
-                session_key,
-                delivered,
-                heard,
-            }) => {
-                let raw = RawEnd {
-                    session_key: U64::new(session_key),
-                    messages: U32::new(delivered),
-                    heard: U32::new(heard.map_or(0, |heard| heard.wrapping_add(1))),
-                };
-                self.finish(request_id, out, &raw)
-            }
-        }
-    }
-
-    fn finish<Body: IntoBytes + Immutable>(
-        &self,
-        request_id: u32,
-        out: &mut [u8; MAX_CONTROL_LEN],
-        body: &Body,
-    ) -> usize {
-        const { assert!(size_of::<Body>() <= MAX_CONTROL_LEN - lm::HEADER_LEN) };
-        let header = LmHeader::Control {
-            request_id,
-            kind: self.kind(),
+        let to = Writer::new(out);
+        let written = match self {
+            ControlMessage::Request(request) => request.write(to),
+            ControlMessage::End(end) => end.write(to),
+            ControlMessage::Grant(grant) => grant.write(to),
+            ControlMessage::Reject(reject) => reject.write(to),
+            ControlMessage::Ended(ended) => ended.write(to),
+            ControlMessage::Challenge(challenge) => challenge.write(to),
+            ControlMessage::Proof(proof) => proof.write(to),
         };
-        let len = lm::HEADER_LEN + size_of::<Body>();
-        out[..lm::HEADER_LEN].copy_from_slice(&header.encode(size_of::<Body>() as u16));
-        out[lm::HEADER_LEN..len].copy_from_slice(body.as_bytes());
-        len
+        written.finish(request_id, self.kind())
     }
 
     /// Reads a datagram; gives the request's number and the message. Every field of the result is legal.
@@ -564,26 +513,13 @@ impl ControlMessage {
     /// [`ControlError`]. Reserved bytes are ignored.
     pub fn parse_body(kind: u8, body: &[u8]) -> Result<ControlMessage, ControlError> {
         Ok(match kind {
-            KIND_REQUEST => ControlMessage::Request(read::<RawRequest>(body)?.try_into()?),
-            KIND_GRANT => ControlMessage::Grant(read::<RawGrant>(body)?.try_into()?),
-            KIND_REJECT => ControlMessage::Reject(read::<RawReject>(body)?.try_into()?),
-            KIND_END => {
-                let raw = read::<RawEnd>(body)?;
-                ControlMessage::End(End {
-                    session_key: raw.session_key.get(),
-                    messages: raw.messages.get(),
-                })
-            }
-            KIND_ENDED => {
-                let raw = read::<RawEnd>(body)?;
-                ControlMessage::Ended(Ended {
-                    session_key: raw.session_key.get(),
-                    delivered: raw.messages.get(),
-                    heard: raw.heard.get().checked_sub(1),
-                })
-            }
-            KIND_CHALLENGE => ControlMessage::Challenge(read::<RawChallenge>(body)?.try_into()?),
-            KIND_PROOF => ControlMessage::Proof(read::<RawProof>(body)?.try_into()?),
+            KIND_REQUEST => ControlMessage::Request(Request::read(body)?),
+            KIND_END => ControlMessage::End(End::read(body)?),
+            KIND_GRANT => ControlMessage::Grant(Grant::read(body)?),
+            KIND_REJECT => ControlMessage::Reject(Reject::read(body)?),
+            KIND_ENDED => ControlMessage::Ended(Ended::read(body)?),
+            KIND_CHALLENGE => ControlMessage::Challenge(Challenge::read(body)?),
+            KIND_PROOF => ControlMessage::Proof(Proof::read(body)?),
             kind => return Err(ControlError::UnknownKind { kind }),
         })
     }
@@ -594,8 +530,4 @@ fn foreign_request_id(datagram: &[u8]) -> Option<u32> {
     let (head, _) = datagram.split_first_chunk::<8>()?;
     let [version_type, _, _, _, id @ ..] = *head;
     (version_type & 0xf == lm::TYPE_CONTROL).then_some(u32::from_be_bytes(id))
-}
-
-fn read<Raw: FromBytes>(body: &[u8]) -> Result<Raw, ControlError> {
-    Raw::read_from_bytes(body).map_err(|_| ControlError::Length)
 }

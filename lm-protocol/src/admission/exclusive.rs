@@ -1,13 +1,13 @@
 //! Policy `exclusive`: one host with active DLD at an instant. Why that holds is in [`super::claim`].
 
+use super::Local;
 use super::claim::{Claim, Release, Standing};
 use super::incoming::refusal;
 use super::message::{Answer, Append, Message, Remove, Stage, Verdict};
 use super::node::Node;
 use super::voter::{PROMISE, TENURE, Voter};
-use super::{Action, Local};
 use crate::control::{ControlMessage, RejectReason, Request};
-use crate::session::{Refusal, Session};
+use crate::session::{Application, Refusal, Session};
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -27,6 +27,12 @@ struct Wanted {
     port: u16,
     request_id: u32,
     request: Request,
+}
+
+impl Wanted {
+    fn application(&self) -> Application<'_> {
+        Application::new(self.from, self.request_id, &self.request)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -150,11 +156,9 @@ impl Node {
     pub(super) fn request_exclusively(
         &mut self,
         now: Time,
-        from: SocketAddrV4,
         port: u16,
-        (request_id, request): (u32, &Request),
+        application: &Application<'_>,
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) {
         let Some(receiver) = self.receivers.get_mut(&port) else {
             return;
@@ -163,9 +167,14 @@ impl Node {
             return;
         };
         receiver.grantor.expire(now, local.landing);
-        let session = receiver.grantor.session_of(from, request_id, request);
+        let &Application {
+            from,
+            request_id,
+            request,
+        } = application;
+        let session = receiver.grantor.session_of(application);
         let needs_place = request.lands && session.is_none_or(|session| !session.has_place());
-        let is_late = session.is_none() && receiver.grantor.is_decided(from, request_id, request);
+        let is_late = session.is_none() && receiver.grantor.is_decided(application);
         let wanted = Wanted {
             from,
             port,
@@ -175,12 +184,11 @@ impl Node {
         let refused = match &exclusive.state {
             _ if is_late || !needs_place => {
                 let is_active = matches!(exclusive.state, State::Active { .. });
-                let mut replies = Vec::new();
-                match session.is_none() && is_active {
-                    true => return self.refuse(now, &wanted, Refusal::busy(RETRY), local, out),
-                    false => receiver.request(now, from, request_id, request, local, &mut replies),
+                if session.is_none() && is_active {
+                    return self.refuse(now, &wanted, Refusal::busy(RETRY), local);
                 }
-                return self.reply(port, replies, out);
+                receiver.request(now, application, local);
+                return self.reply();
             }
             // The same request again: its answer comes with the claim's.
             State::Claiming { wanted, .. } if wanted.from == from && wanted.request_id == request_id => {
@@ -188,10 +196,10 @@ impl Node {
             }
             State::Claiming { .. } | State::Active { .. } => Err(Refusal::busy(RETRY)),
             State::Idle if !self.list.is_empty() => Err(Refusal::busy(RETRY)),
-            State::Idle => refusal(from, request_id, request, local),
+            State::Idle => refusal(application, local),
         };
         if let Err(refusal) = refused {
-            return self.refuse(now, &wanted, refusal, local, out);
+            return self.refuse(now, &wanted, refusal, local);
         }
         self.last_number += 1;
         exclusive.release = None;
@@ -202,29 +210,25 @@ impl Node {
     }
 
     /// There is no place for a request: the session that it has already goes on without.
-    fn refuse(
-        &mut self,
-        now: Time,
-        wanted: &Wanted,
-        refusal: Refusal,
-        local: &mut Local<'_>,
-        out: &mut Vec<Action>,
-    ) {
-        let &Wanted {
-            from,
-            port,
-            request_id,
-            ref request,
-        } = wanted;
-        let receiver = self.receivers.get_mut(&port);
-        let session =
-            receiver.filter(|receiver| (receiver.grantor.session_of(from, request_id, request)).is_some());
-        let message = session.and_then(|receiver| {
-            let message = ControlMessage::Request(*request);
-            (receiver.grantor).handle(from, request_id, &message, now, local.policy, local.landing)
-        });
-        let message = message.unwrap_or_else(|| refusal.to_message());
-        self.transmit(from, port, &Message::Session { request_id, message }, out);
+    fn refuse(&mut self, now: Time, wanted: &Wanted, refusal: Refusal, local: &mut Local<'_>) {
+        let application = wanted.application();
+        let receiver = self.receivers.get_mut(&wanted.port);
+        let receiver = receiver.filter(|receiver| receiver.grantor.session_of(&application).is_some());
+        let message = receiver.and_then(|receiver| receiver.decide(now, &application, local));
+        self.answer(wanted, message.unwrap_or_else(|| refusal.to_message()));
+    }
+
+    fn voter(&mut self) -> Option<&mut Voter> {
+        self.exclusive.as_mut()?.voter.as_mut()
+    }
+
+    fn answer(&mut self, wanted: &Wanted, message: ControlMessage) {
+        let request_id = wanted.request_id;
+        self.transmit(
+            wanted.from,
+            wanted.port,
+            &Message::Session { request_id, message },
+        );
     }
 
     /// LM_APPEND_ADDR as a question.
@@ -234,16 +238,11 @@ impl Node {
         from: SocketAddrV4,
         boot_id: u64,
         append: &Append,
-        out: &mut Vec<Action>,
     ) -> bool {
         if self.peers.is_removed(from, append.number) {
             return true;
         }
-        let Some(voter) = self
-            .exclusive
-            .as_mut()
-            .and_then(|exclusive| exclusive.voter.as_mut())
-        else {
+        let Some(voter) = self.voter() else {
             return false;
         };
         if let Some((verdict, holder)) = voter.ask(now, from, boot_id, append.number) {
@@ -253,24 +252,14 @@ impl Node {
                 verdict,
                 holder: holder.map_or(Ipv4Addr::UNSPECIFIED, |holder| *holder.ip()),
             };
-            self.transmit(from, 0, &Message::Answer(answer), out);
+            self.transmit(from, 0, &Message::Answer(answer));
         }
         true
     }
 
     /// LM_REMOVE_ADDR, as far as it concerns a voter.
-    pub(super) fn handle_release(
-        &mut self,
-        from: SocketAddrV4,
-        boot_id: u64,
-        remove: &Remove,
-        out: &mut Vec<Action>,
-    ) {
-        if let Some(voter) = self
-            .exclusive
-            .as_mut()
-            .and_then(|exclusive| exclusive.voter.as_mut())
-        {
+    pub(super) fn handle_release(&mut self, from: SocketAddrV4, boot_id: u64, remove: &Remove) {
+        if let Some(voter) = self.voter() {
             voter.release(from, boot_id, remove.number);
             let answer = Answer {
                 address: remove.address,
@@ -278,7 +267,7 @@ impl Node {
                 verdict: Verdict::Released,
                 holder: Ipv4Addr::UNSPECIFIED,
             };
-            self.transmit(from, 0, &Message::Answer(answer), out);
+            self.transmit(from, 0, &Message::Answer(answer));
         }
     }
 
@@ -292,14 +281,14 @@ impl Node {
     }
 
     /// Whatever is due.
-    pub(super) fn poll_exclusive(&mut self, now: Time, local: &mut Local<'_>, out: &mut Vec<Action>) {
+    pub(super) fn poll_exclusive(&mut self, now: Time, local: &mut Local<'_>) {
         let Some(mut exclusive) = self.exclusive.take() else {
             return;
         };
         exclusive.state = match core::mem::replace(&mut exclusive.state, State::Idle) {
             State::Idle => State::Idle,
             State::Claiming { mut claim, wanted } => {
-                self.ask_voters(&mut exclusive, &mut claim, now, out);
+                self.ask_voters(&mut exclusive, &mut claim, now);
                 match claim.standing(now) {
                     Standing::Open => State::Claiming { claim, wanted },
                     Standing::Lost { held } => {
@@ -311,24 +300,24 @@ impl Node {
                             reason,
                             ..Refusal::busy(RETRY)
                         };
-                        self.refuse(now, &wanted, refusal, local, out);
+                        self.refuse(now, &wanted, refusal, local);
                         exclusive.release = Some(Release::new(self.last_number, exclusive.voters.len(), now));
                         State::Idle
                     }
-                    Standing::Won { until } => self.activate(&mut exclusive, now, until, wanted, local, out),
+                    Standing::Won { until } => self.activate(&mut exclusive, now, until, wanted, local),
                 }
             }
             State::Active {
                 until,
                 next_renewal,
                 renewal,
-            } => self.stay_active(&mut exclusive, now, (until, next_renewal, renewal), local, out),
+            } => self.stay_active(&mut exclusive, now, (until, next_renewal, renewal), local),
         };
-        self.tell_voters(&mut exclusive, now, out);
+        self.tell_voters(&mut exclusive, now);
         self.exclusive = Some(exclusive);
     }
 
-    fn ask_voters(&mut self, exclusive: &mut Exclusive, claim: &mut Claim, now: Time, out: &mut Vec<Action>) {
+    fn ask_voters(&mut self, exclusive: &mut Exclusive, claim: &mut Claim, now: Time) {
         let us = self.config.address;
         loop {
             let asked = claim.poll(now);
@@ -350,7 +339,7 @@ impl Node {
                             number: claim.number,
                             lease_ms: PROMISE.as_millis() as u32,
                         };
-                        self.transmit(voter, 0, &Message::Append(append), out);
+                        self.transmit(voter, 0, &Message::Append(append));
                     }
                 }
             }
@@ -365,35 +354,22 @@ impl Node {
         until: Time,
         wanted: Wanted,
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) -> State {
-        let Wanted {
-            from,
-            port,
-            request_id,
-            request,
-        } = wanted;
-        let message = ControlMessage::Request(request);
+        let application = wanted.application();
         local.landing.active_until(until);
-        let reply = self.receivers.get_mut(&port).and_then(|receiver| {
-            if let Some(session) = receiver.grantor.session_of(from, request_id, &request) {
+        let reply = self.receivers.get_mut(&wanted.port).and_then(|receiver| {
+            if let Some(session) = receiver.grantor.session_of(&application) {
                 let session_key = session.grant.session_key;
                 receiver.grantor.land(session_key, local.landing);
             }
-            receiver
-                .grantor
-                .handle(from, request_id, &message, now, local.policy, local.landing)
+            receiver.decide(now, &application, local)
         });
         let reply = reply.unwrap_or_else(|| Refusal::from(RejectReason::NoReceiver).to_message());
         let is_granted = matches!(reply, ControlMessage::Grant(grant) if grant.lands);
         if is_granted {
-            self.say_active(now, until, out);
+            self.say_active(now, until);
         }
-        let message = Message::Session {
-            request_id,
-            message: reply,
-        };
-        self.transmit(from, port, &message, out);
+        self.answer(&wanted, reply);
         match is_granted {
             true => State::Active {
                 until,
@@ -413,14 +389,13 @@ impl Node {
         now: Time,
         (mut until, mut next_renewal, mut renewal): (Time, Time, Option<Claim>),
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) -> State {
         if renewal.is_none() && now >= next_renewal {
             self.last_number += 1;
             renewal = Some(Claim::new(self.last_number, exclusive.voters.len(), now, true));
         }
         if let Some(claim) = &mut renewal {
-            self.ask_voters(exclusive, claim, now, out);
+            self.ask_voters(exclusive, claim, now);
             match claim.standing(now) {
                 Standing::Open => {}
                 Standing::Won { until: renewed } => {
@@ -429,7 +404,7 @@ impl Node {
                     renewal = None;
                     if self.is_receiving() && now < until {
                         local.landing.active_until(until);
-                        self.say_active(now, until, out);
+                        self.say_active(now, until);
                     }
                 }
                 Standing::Lost { .. } => {
@@ -440,7 +415,7 @@ impl Node {
         }
         if now >= until {
             // Nobody may rely on the promises any more.
-            self.close_sessions(Session::has_place, local, out);
+            self.close_sessions(Session::has_place, local);
         }
         if self.is_receiving() {
             return State::Active {
@@ -453,16 +428,16 @@ impl Node {
             address: *self.config.address.ip(),
             number: self.last_number,
         };
-        self.transmit_to_all(&Message::Remove(remove), out);
+        self.transmit_to_all(&Message::Remove(remove));
         exclusive.release = Some(Release::new(self.last_number, exclusive.voters.len(), now));
         State::Idle
     }
 
-    fn say_active(&mut self, now: Time, until: Time, out: &mut Vec<Action>) {
-        self.transmit_to_all(&self.active_for(until.since(now)), out);
+    fn say_active(&mut self, now: Time, until: Time) {
+        self.transmit_to_all(&self.active_for(until.since(now)));
     }
 
-    fn tell_voters(&mut self, exclusive: &mut Exclusive, now: Time, out: &mut Vec<Action>) {
+    fn tell_voters(&mut self, exclusive: &mut Exclusive, now: Time) {
         let us = self.config.address;
         let Some(release) = &mut exclusive.release else {
             return;
@@ -479,7 +454,7 @@ impl Node {
                         address: *us.ip(),
                         number: release.number,
                     };
-                    self.transmit(voter, 0, &Message::Remove(remove), out);
+                    self.transmit(voter, 0, &Message::Remove(remove));
                 }
             }
         }

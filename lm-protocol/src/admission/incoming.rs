@@ -1,8 +1,8 @@
 //! The receivers of this host: who gets a place in their landing queues, and who waits for one.
 
-use super::waiting::{Waiter, Waiting, waits_before};
+use super::waiting::{Waiting, waits_before};
 use super::{Limits, Local, message::Message};
-use crate::control::{ControlMessage, Ended, RejectReason, Request};
+use crate::control::{ControlMessage, Ended, RejectReason};
 use crate::session::{Application, Grantor, Refusal, Session};
 use crate::time::Time;
 use alloc::vec::Vec;
@@ -24,6 +24,8 @@ pub(super) type Reply = (SocketAddrV4, Message);
 pub(super) struct Receiver {
     pub(super) grantor: Grantor,
     pub(super) waiting: Waiting,
+    /// What is to be said to senders.
+    pub(super) replies: Vec<Reply>,
     /// Policy `exclusive`: who lands is decided elsewhere.
     is_exclusive: bool,
 }
@@ -36,89 +38,89 @@ impl Receiver {
                 .with_aside_max(limits.aside)
                 .with_patience(limits.patience),
             waiting: Waiting::new(limits.waiting, limits.waiting_of_address),
+            replies: Vec::new(),
             is_exclusive,
         }
     }
 
     /// LM_REQ. Repetitions get the answer that they had; a new request gets a session: with a place if one is free and no other waits for
     /// it, else without, so that it waits for one meanwhile. Where it can be had with a place only, the request itself waits.
-    pub(super) fn request(
-        &mut self,
-        now: Time,
-        from: SocketAddrV4,
-        request_id: u32,
-        request: &Request,
-        local: &mut Local<'_>,
-        replies: &mut Vec<Reply>,
-    ) {
+    pub(super) fn request(&mut self, now: Time, application: &Application<'_>, local: &mut Local<'_>) {
         self.grantor.expire(now, local.landing);
-        if !self.grantor.is_decided(from, request_id, request) {
-            if let Err(refusal) = refusal(from, request_id, request, local) {
-                let message = refusal.to_message();
-                replies.push((from, Message::Session { request_id, message }));
-                return;
+        if !self.grantor.is_decided(application) {
+            if let Err(refusal) = refusal(application, local) {
+                return self.answer(application, Some(refusal.to_message()));
             }
             // Those that wait go first.
-            self.serve(now, local, replies);
+            self.serve(now, local);
         }
-        let is_its = |(to, message): &Reply| *to == from && message.request_id() == Some(request_id);
-        if replies.iter().any(is_its) {
+        if self.answer_to(application).is_some() {
             return;
         }
-        let message = match self.grantor.is_decided(from, request_id, request) {
-            true => self.decide(now, from, request_id, request, local),
-            false => self.begin(now, from, request_id, request, local, replies),
+        let message = match self.grantor.is_decided(application) {
+            true => self.decide(now, application, local),
+            false => self.begin(now, application, local),
         };
-        if !replies.iter().any(is_its) {
-            replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
+        if self.answer_to(application).is_none() {
+            self.answer(application, message);
         }
+    }
+
+    /// What is about to be answered to a request.
+    pub(super) fn answer_to(&self, application: &Application<'_>) -> Option<&Message> {
+        let is_its = |(to, message): &&Reply| {
+            *to == application.from && message.request_id() == Some(application.request_id)
+        };
+        self.replies.iter().find(is_its).map(|(_, message)| message)
+    }
+
+    fn answer(&mut self, application: &Application<'_>, message: Option<ControlMessage>) {
+        let (from, request_id) = (application.from, application.request_id);
+        let message = message.map(|message| Message::Session { request_id, message });
+        self.replies.extend(message.map(|message| (from, message)));
     }
 
     /// A session for a request that has none.
     fn begin(
         &mut self,
         now: Time,
-        from: SocketAddrV4,
-        request_id: u32,
-        request: &Request,
+        application: &Application<'_>,
         local: &mut Local<'_>,
-        replies: &mut Vec<Reply>,
     ) -> Option<ControlMessage> {
-        if self.grantor.has_place_for(from, request) {
-            match self.decide(now, from, request_id, request, local) {
+        if self.grantor.has_place_for(application) {
+            match self.decide(now, application, local) {
                 Some(message) if is_refused(&message, RejectReason::NoMemory) => {}
                 Some(message) if is_refused(&message, RejectReason::Busy) => {
                     // A place, but not yet: its neighbour's address is being looked up, say.
-                    self.waiting.add(now, from, request_id, request);
+                    self.waiting.add(now, application);
                     return Some(message);
                 }
                 message => {
-                    self.waiting.remove(from, request_id, request);
+                    self.waiting.remove(application);
                     return message;
                 }
             }
         }
-        let application = Application::new(from, request_id, request);
-        match (self.grantor).grant_aside(&application, now, local.policy, local.landing) {
-            Ok(_) => self.waiting.remove(from, request_id, request),
-            Err(refusal) if refusal.reason == RejectReason::Busy && request.lands => {
-                self.waiting.add(now, from, request_id, request);
+        match (self.grantor).grant_aside(application, now, local.policy, local.landing) {
+            Ok(_) => self.waiting.remove(application),
+            Err(refusal) if refusal.reason == RejectReason::Busy && application.request.lands => {
+                self.waiting.add(now, application);
             }
             Err(refusal) => {
-                self.waiting.remove(from, request_id, request);
+                self.waiting.remove(application);
                 return Some(refusal.to_message());
             }
         }
         // A place that is not used may be its own at once.
-        self.serve(now, local, replies);
-        match self.grantor.is_decided(from, request_id, request) {
-            true => self.decide(now, from, request_id, request, local),
+        self.serve(now, local);
+        match self.grantor.is_decided(application) {
+            true => self.decide(now, application, local),
             false => Some(self.busy()),
         }
     }
 
     /// Gives free places to those that wait, and takes those that are not used for them.
-    pub(super) fn serve(&mut self, now: Time, local: &mut Local<'_>, replies: &mut Vec<Reply>) {
+    pub(super) fn serve(&mut self, now: Time, local: &mut Local<'_>) {
         if self.is_exclusive {
             return;
         }
@@ -144,19 +146,15 @@ impl Receiver {
                 self.grantor.make_way(now, local.landing);
             }
             if self.grantor.free_places() == 0 || self.grantor.has_enough_places(who.0) {
-                replies.extend(self.grantor.displace(who, now, local.landing).map(ended));
+                let ending = self.grantor.displace(who, now, local.landing);
+                self.replies.extend(ending.map(ended));
             }
             if self.grantor.free_places() == 0 {
                 return;
             }
             if let Some((_, waiter)) = waiter.filter(|_| is_request) {
-                let Waiter {
-                    from,
-                    request_id,
-                    request,
-                    ..
-                } = waiter;
-                match self.decide(now, from, request_id, &request, local) {
+                let application = waiter.application();
+                match self.decide(now, &application, local) {
                     // A place, but not for this one, or not yet: the next one may have it.
                     Some(message)
                         if is_refused(&message, RejectReason::Busy)
@@ -165,9 +163,8 @@ impl Receiver {
                         (passed, requests_passed) = (passed + 1, requests_passed + 1);
                     }
                     message => {
-                        self.waiting.remove(from, request_id, &request);
-                        let reply = |message| (from, Message::Session { request_id, message });
-                        replies.extend(message.map(reply));
+                        self.waiting.remove(&application);
+                        self.answer(&application, message);
                     }
                 }
             } else if let Some((session, _)) = sessions.next()
@@ -178,17 +175,13 @@ impl Receiver {
         }
     }
 
-    fn decide(
+    pub(super) fn decide(
         &mut self,
         now: Time,
-        from: SocketAddrV4,
-        request_id: u32,
-        request: &Request,
+        application: &Application<'_>,
         local: &mut Local<'_>,
     ) -> Option<ControlMessage> {
-        let message = ControlMessage::Request(*request);
-        self.grantor
-            .handle(from, request_id, &message, now, local.policy, local.landing)
+        (self.grantor).decide(application, now, local.policy, local.landing)
     }
 
     fn busy(&self) -> ControlMessage {
@@ -197,33 +190,23 @@ impl Receiver {
     }
 
     /// Closes one session, or all; their senders are told.
-    pub(super) fn close(
-        &mut self,
-        which: impl Fn(&Session) -> bool,
-        local: &mut Local<'_>,
-        replies: &mut Vec<Reply>,
-    ) {
-        let ending: Vec<_> = self
-            .grantor
-            .sessions()
-            .filter(|session| which(session))
-            .map(|session| (session.peer, session.request_id, session.grant.session_key))
-            .collect();
-        for (peer, request_id, session_key) in ending {
-            if let Some(what) = self.grantor.close_told(session_key, local.landing) {
-                replies.push(ended((peer, request_id, what)));
-            }
+    pub(super) fn close(&mut self, which: impl Fn(&Session) -> bool, local: &mut Local<'_>) {
+        let ending: Vec<Session> =
+            (self.grantor.sessions().filter(|session| which(session)).copied()).collect();
+        for session in ending {
+            let ending = self.grantor.end(&session, local.landing);
+            self.replies.extend(ending.map(ended));
         }
     }
 
     /// The program goes: ends everything.
-    pub(super) fn shut_down(mut self, local: &mut Local<'_>, replies: &mut Vec<Reply>) {
-        self.close(|_| true, local, replies);
+    pub(super) fn shut_down(mut self, local: &mut Local<'_>) -> Vec<Reply> {
+        self.close(|_| true, local);
         for waiter in self.waiting.take_all() {
             let message = Refusal::from(RejectReason::ShuttingDown).to_message();
-            let request_id = waiter.request_id;
-            replies.push((waiter.from, Message::Session { request_id, message }));
+            self.answer(&waiter.application(), Some(message));
         }
+        self.replies
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
@@ -246,18 +229,9 @@ fn is_refused(message: &ControlMessage, reason: RejectReason) -> bool {
 }
 
 /// Asks the host's policy alone, before anything is done for a request.
-pub(super) fn refusal(
-    from: SocketAddrV4,
-    request_id: u32,
-    request: &Request,
-    local: &mut Local<'_>,
-) -> Result<(), Refusal> {
-    let permit = local.policy.admit(&Application {
-        from,
-        request_id,
-        request,
-    })?;
-    match request.max_message_len > permit.max_message_len {
+pub(super) fn refusal(application: &Application<'_>, local: &mut Local<'_>) -> Result<(), Refusal> {
+    let permit = local.policy.admit(application)?;
+    match application.request.max_message_len > permit.max_message_len {
         true => Err(Refusal::too_large(permit.max_message_len)),
         false => Ok(()),
     }

@@ -13,11 +13,11 @@
 //! LM_ADDR_OK and LM_HELLO are not in the paper: the first makes LM_APPEND_ADDR a question (see `claim.rs`), the second
 //! answers a message from a life that is not known yet (see `peers.rs`).
 
-use crate::control::{ControlError, ControlMessage, KIND_APPEND_ADDR, KIND_REMOVE_ADDR, MAX_CONTROL_LEN};
-use crate::wire::lm::{self, LmHeader};
+use crate::control::{
+    ControlError, ControlMessage, Fields, KIND_APPEND_ADDR, KIND_REMOVE_ADDR, MAX_CONTROL_LEN, Writer,
+};
+use crate::wire::lm;
 use core::net::Ipv4Addr;
-use zerocopy::byteorder::network_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Kind of LM_ADDR_OK.
 pub const KIND_ADDR_OK: u8 = 8;
@@ -50,11 +50,12 @@ pub enum Message {
 
 /// What a host that says LM_APPEND_ADDR is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Stage {
     /// It wants to activate DLD, and asks a voter.
-    Claim,
+    Claim = 1,
     /// Its DLD is active: "append specified address to the LM_RECV_ADDR list".
-    Active,
+    Active = 2,
 }
 
 /// LM_APPEND_ADDR.
@@ -109,42 +110,29 @@ pub enum Verdict {
 impl Message {
     /// Writes the message; gives its length.
     pub fn encode(&self, out: &mut [u8; MAX_BODY_LEN]) -> usize {
+        let to = Writer::new(out);
         match *self {
             Message::Session { request_id, message } => message.encode(request_id, out),
-            Message::Append(append) => {
-                let raw = RawLong {
-                    address: append.address.octets(),
-                    what: match append.stage {
-                        Stage::Claim => 1,
-                        Stage::Active => 2,
-                    },
-                    zero: [0; 3],
-                    number: U64::new(append.number),
-                    word: append.lease_ms.to_be_bytes(),
-                    reserved: U32::ZERO,
-                };
-                write(KIND_APPEND_ADDR, &raw, out)
-            }
-            Message::Remove(remove) => {
-                let raw = RawShort {
-                    address: remove.address.octets(),
-                    reserved: U32::ZERO,
-                    number: U64::new(remove.number),
-                };
-                write(KIND_REMOVE_ADDR, &raw, out)
-            }
-            Message::Answer(answer) => {
-                let raw = RawLong {
-                    address: answer.address.octets(),
-                    what: answer.verdict as u8,
-                    zero: [0; 3],
-                    number: U64::new(answer.number),
-                    word: answer.holder.octets(),
-                    reserved: U32::ZERO,
-                };
-                write(KIND_ADDR_OK, &raw, out)
-            }
-            Message::Hello => write(KIND_HELLO, &(), out),
+            Message::Append(append) => to
+                .put(append.address.octets())
+                .put([append.stage as u8, 0, 0, 0])
+                .put(append.number.to_be_bytes())
+                .put(append.lease_ms.to_be_bytes())
+                .put([0; 4])
+                .finish(0, KIND_APPEND_ADDR),
+            Message::Remove(remove) => to
+                .put(remove.address.octets())
+                .put([0; 4])
+                .put(remove.number.to_be_bytes())
+                .finish(0, KIND_REMOVE_ADDR),
+            Message::Answer(answer) => to
+                .put(answer.address.octets())
+                .put([answer.verdict as u8, 0, 0, 0])
+                .put(answer.number.to_be_bytes())
+                .put(answer.holder.octets())
+                .put([0; 4])
+                .finish(0, KIND_ADDR_OK),
+            Message::Hello => to.finish(0, KIND_HELLO),
         }
     }
 
@@ -181,80 +169,45 @@ impl Message {
         let body = body.get(lm::HEADER_LEN..).unwrap_or_default();
         Ok(match kind {
             KIND_APPEND_ADDR => {
-                let raw = read::<RawLong>(body)?;
+                let mut fields = Fields::of(body, 24)?;
                 Message::Append(Append {
-                    address: raw.address.into(),
-                    stage: match raw.what {
+                    address: fields.take().into(),
+                    stage: match fields.u8() {
                         1 => Stage::Claim,
                         2 => Stage::Active,
                         _ => return Err(ControlError::Field("stage")),
                     },
-                    number: raw.number.get(),
-                    lease_ms: u32::from_be_bytes(raw.word),
+                    number: fields.skip::<3>().u64(),
+                    lease_ms: fields.u32(),
                 })
             }
             KIND_REMOVE_ADDR => {
-                let raw = read::<RawShort>(body)?;
+                let mut fields = Fields::of(body, 16)?;
                 Message::Remove(Remove {
-                    address: raw.address.into(),
-                    number: raw.number.get(),
+                    address: fields.take().into(),
+                    number: fields.skip::<4>().u64(),
                 })
             }
             KIND_ADDR_OK => {
-                let raw = read::<RawLong>(body)?;
+                let mut fields = Fields::of(body, 24)?;
                 Message::Answer(Answer {
-                    address: raw.address.into(),
-                    number: raw.number.get(),
-                    verdict: match raw.what {
+                    address: fields.take().into(),
+                    verdict: match fields.u8() {
                         1 => Verdict::Promised,
                         2 => Verdict::Held,
                         3 => Verdict::Abstains,
                         4 => Verdict::Released,
                         _ => return Err(ControlError::Field("verdict")),
                     },
-                    holder: raw.word.into(),
+                    number: fields.skip::<3>().u64(),
+                    holder: fields.take().into(),
                 })
             }
-            KIND_HELLO if body.is_empty() => Message::Hello,
-            KIND_HELLO => return Err(ControlError::Length),
+            KIND_HELLO => {
+                Fields::of(body, 0)?;
+                Message::Hello
+            }
             kind => return Err(ControlError::UnknownKind { kind }),
         })
     }
 }
-
-fn write<Body: IntoBytes + Immutable>(kind: u8, body: &Body, out: &mut [u8; MAX_BODY_LEN]) -> usize {
-    const { assert!(size_of::<Body>() <= MAX_BODY_LEN - lm::HEADER_LEN) };
-    let header = LmHeader::Control { request_id: 0, kind };
-    let len = lm::HEADER_LEN + size_of::<Body>();
-    out[..lm::HEADER_LEN].copy_from_slice(&header.encode(size_of::<Body>() as u16));
-    out[lm::HEADER_LEN..len].copy_from_slice(body.as_bytes());
-    len
-}
-
-fn read<Raw: FromBytes>(body: &[u8]) -> Result<Raw, ControlError> {
-    Raw::read_from_bytes(body).map_err(|_| ControlError::Length)
-}
-
-/// LM_APPEND_ADDR and LM_ADDR_OK.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct RawLong {
-    address: [u8; 4],
-    what: u8,
-    zero: [u8; 3],
-    number: U64,
-    word: [u8; 4],
-    reserved: U32,
-}
-
-/// LM_REMOVE_ADDR.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct RawShort {
-    address: [u8; 4],
-    reserved: U32,
-    number: U64,
-}
-
-const _: () = assert!(size_of::<RawLong>() == 24);
-const _: () = assert!(size_of::<RawShort>() == 16);

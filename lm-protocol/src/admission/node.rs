@@ -3,7 +3,7 @@
 mod status;
 
 use super::exclusive::Exclusive;
-use super::incoming::{Receiver, Reply};
+use super::incoming::Receiver;
 use super::list::List;
 use super::message::{Append, Message, Remove, Stage};
 use super::outgoing::{Outgoing, Ticket};
@@ -15,7 +15,7 @@ use crate::control::{
     ControlError, ControlMessage, End, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
 };
 use crate::introduction::Answers;
-use crate::session::{Refusal, Session};
+use crate::session::{Application, Refusal, Session};
 use crate::time::Time;
 use crate::wire::lm::LmError;
 use alloc::collections::BTreeMap;
@@ -41,6 +41,8 @@ pub struct Node {
     counters: Counters,
     /// To hosts that have proved nothing: where there is no key.
     answers: Answers,
+    /// What is to be done for it.
+    pub(super) out: Vec<Action>,
 }
 
 impl Node {
@@ -66,6 +68,7 @@ impl Node {
             last_number: 0,
             counters: Counters::default(),
             answers: Answers::default(),
+            out: Vec::new(),
             config,
         }
     }
@@ -100,9 +103,8 @@ impl Node {
     /// That program is gone: its sessions end, and their senders are told.
     pub fn remove_receiver(&mut self, now: Time, port: u16, local: &mut Local<'_>, out: &mut Vec<Action>) {
         if let Some(receiver) = self.receivers.remove(&port) {
-            let mut replies = Vec::new();
-            receiver.shut_down(local, &mut replies);
-            self.reply(port, replies, out);
+            let replies = receiver.shut_down(local);
+            self.send_all(port, replies);
             self.settle(now, local, out);
         }
     }
@@ -177,16 +179,13 @@ impl Node {
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
     ) {
-        let mut said = Vec::new();
-        self.outgoing
-            .end(now, ticket, messages, &mut |what| said.push(what));
-        self.say(said, out);
+        self.outgoing.end(now, ticket, messages);
         self.settle(now, local, out);
     }
 
     /// Ends a session of a receiver from this side; its sender is told.
     pub fn close(&mut self, now: Time, session_key: u64, local: &mut Local<'_>, out: &mut Vec<Action>) {
-        self.close_sessions(|session| session.grant.session_key == session_key, local, out);
+        self.close_sessions(|session| session.grant.session_key == session_key, local);
         self.settle(now, local, out);
     }
 
@@ -206,13 +205,19 @@ impl Node {
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
     ) -> Taken {
+        let taken = self.arrived(now, from, bytes, local);
+        out.append(&mut self.out);
+        taken
+    }
+
+    fn arrived(&mut self, now: Time, from: SocketAddrV4, bytes: &[u8], local: &mut Local<'_>) -> Taken {
         let Some(key) = &self.config.key else {
             let header = SealHeader {
                 port: self.only_port(),
                 ..SealHeader::default()
             };
-            let taken = self.take(now, from, &header, bytes, local, out);
-            self.settle(now, local, out);
+            let taken = self.take(now, from, &header, bytes, local);
+            self.do_due(now, local);
             return taken;
         };
         if from == self.config.address {
@@ -243,13 +248,13 @@ impl Node {
                 // An LM_HELLO with an echo has been through this already. Its echo is too old, and whoever has something to say
                 // says it again; answers to answers could go on for ever where more hosts talk than are remembered.
                 if header.echo == 0 || !matches!(Message::parse(body), Ok(Message::Hello)) {
-                    self.hello(from, header.challenge, true, out);
+                    self.hello(from, header.challenge, true);
                 }
                 return Taken::Stranger;
             }
             Arrival::FirstOfLife => {
                 self.list.renumber(*from.ip());
-                self.tell_newcomer(now, from, out);
+                self.tell_newcomer(now, from);
             }
             Arrival::Known => {}
         }
@@ -260,14 +265,12 @@ impl Node {
                 exclusive.hurry(now, from);
             }
         }
-        let first = out.len();
-        let taken = self.take(now, from, &header, body, local, out);
-        self.settle(now, local, out);
-        let is_answered = out[first..]
-            .iter()
-            .any(|action| matches!(action, Action::Send { to, .. } if *to == from));
-        if header.challenge != 0 && !is_answered {
-            self.hello(from, header.challenge, false, out);
+        let first = self.out.len();
+        let taken = self.take(now, from, &header, body, local);
+        self.do_due(now, local);
+        let is_answer = |action: &Action| matches!(action, Action::Send { to, .. } if *to == from);
+        if header.challenge != 0 && !self.out[first..].iter().any(is_answer) {
+            self.hello(from, header.challenge, false);
         }
         taken
     }
@@ -281,7 +284,7 @@ impl Node {
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
     ) -> Taken {
-        let taken = self.handle_session(now, from, self.only_port(), request_id, message, local, out);
+        let taken = self.handle_session(now, from, self.only_port(), request_id, message, local);
         self.counters.accepted += 1;
         self.settle(now, local, out);
         taken
@@ -300,13 +303,12 @@ impl Node {
         header: &SealHeader,
         body: &[u8],
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) -> Taken {
-        let (counter, taken) = match self.handle(now, from, header, body, local, out) {
+        let (counter, taken) = match self.handle(now, from, header, body, local) {
             Ok(Some(taken)) => (&mut self.counters.accepted, taken),
             Ok(None) => (&mut self.counters.impossible, Taken::Malformed),
             Err(ControlError::VersionMismatch { theirs, request_id }) => {
-                let is_asked = self.answer_version(now, from, header.port, theirs, request_id, body, out);
+                let is_asked = self.answer_version(now, from, header.port, theirs, request_id, body);
                 // Whoever asked is told in words.
                 let taken = if is_asked {
                     Taken::Used
@@ -326,9 +328,7 @@ impl Node {
 
     /// The host at `by` says that nobody receives on the port that something went to.
     pub fn on_refused(&mut self, now: Time, by: SocketAddrV4, local: &mut Local<'_>, out: &mut Vec<Action>) {
-        let mut said = Vec::new();
-        self.outgoing.refused(now, by, &mut |what| said.push(what));
-        self.say(said, out);
+        self.outgoing.refused(now, by);
         self.settle(now, local, out);
     }
 
@@ -381,19 +381,11 @@ impl Node {
         header: &SealHeader,
         body: &[u8],
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) -> Result<Option<Taken>, ControlError> {
         let makes_sense = match Message::parse(body)? {
             Message::Session { request_id, message } => {
-                return Ok(Some(self.handle_session(
-                    now,
-                    from,
-                    header.port,
-                    request_id,
-                    &message,
-                    local,
-                    out,
-                )));
+                let taken = self.handle_session(now, from, header.port, request_id, &message, local);
+                return Ok(Some(taken));
             }
             // About hosts: only those of one cluster speak so.
             _ if self.config.key.is_none() => false,
@@ -404,7 +396,7 @@ impl Node {
                 false
             }
             Message::Append(append) => match append.stage {
-                Stage::Claim => self.handle_claim(now, from, header.boot_id, &append, out),
+                Stage::Claim => self.handle_claim(now, from, header.boot_id, &append),
                 Stage::Active => {
                     if !self.peers.is_removed(from, append.number) {
                         let lease = Duration::from_millis(append.lease_ms.into()).min(LIST_LEASE_MAX);
@@ -418,7 +410,7 @@ impl Node {
             Message::Remove(remove) => {
                 self.peers.removed(from, remove.number);
                 self.list.remove(remove.address, remove.number);
-                self.handle_release(from, header.boot_id, &remove, out);
+                self.handle_release(from, header.boot_id, &remove);
                 true
             }
             Message::Answer(answer) => self.handle_answer(now, from, &answer),
@@ -427,7 +419,6 @@ impl Node {
         Ok(makes_sense.then_some(Taken::Used))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "two of them are where to act")]
     fn handle_session(
         &mut self,
         now: Time,
@@ -436,32 +427,29 @@ impl Node {
         request_id: u32,
         message: &ControlMessage,
         local: &mut Local<'_>,
-        out: &mut Vec<Action>,
     ) -> Taken {
         match message {
             ControlMessage::Request(request) => {
                 let Some(receiver) = self.receivers.get_mut(&port) else {
                     let message = Refusal::from(RejectReason::NoReceiver).to_message();
-                    self.transmit(from, port, &Message::Session { request_id, message }, out);
+                    self.transmit(from, port, &Message::Session { request_id, message });
                     return Taken::Refused;
                 };
                 if self.config.key.is_some() {
                     receiver.grantor.end_earlier(from, request, local.landing);
                 }
+                let application = Application::new(from, request_id, request);
                 if self.exclusive.is_some() {
-                    self.request_exclusively(now, from, port, (request_id, request), local, out);
+                    self.request_exclusively(now, port, &application, local);
                     return Taken::Used;
                 }
-                let mut replies = Vec::new();
-                receiver.request(now, from, request_id, request, local, &mut replies);
-                let is_answer =
-                    |(to, message): &&Reply| *to == from && message.request_id() == Some(request_id);
-                let taken = match replies.iter().find(is_answer) {
-                    Some((_, answer)) if answer.is_reject() => Taken::Refused,
+                receiver.request(now, &application, local);
+                let taken = match receiver.answer_to(&application) {
+                    Some(answer) if answer.is_reject() => Taken::Refused,
                     Some(_) => Taken::Used,
                     None => Taken::Late,
                 };
-                self.reply(port, replies, out);
+                self.reply();
                 taken
             }
             ControlMessage::End(end) => {
@@ -492,23 +480,13 @@ impl Node {
                 if let Some(message) = reply
                     && (is_known || self.may_answer(now))
                 {
-                    self.transmit(from, port, &Message::Session { request_id, message }, out);
+                    self.transmit(from, port, &Message::Session { request_id, message });
                 }
                 taken
             }
             ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => {
-                let mut said = Vec::new();
-                let is_listed = self.is_listed(*from.ip());
-                let is_awaited = self.outgoing.handle(
-                    now,
-                    (from, is_listed),
-                    port,
-                    Ticket(request_id),
-                    message,
-                    &mut |what| said.push(what),
-                );
-                self.say(said, out);
-                match is_awaited {
+                let from = (from, self.is_listed(*from.ip()));
+                match (self.outgoing).handle(now, from, port, Ticket(request_id), message) {
                     true => Taken::Used,
                     false => Taken::Unasked(request_id),
                 }
@@ -520,7 +498,6 @@ impl Node {
 
     /// A host of the cluster speaks another version: an applicant learns it from the answer, and a request gets one. Gives whether it
     /// was the answer.
-    #[expect(clippy::too_many_arguments, reason = "two of them say what to answer")]
     fn answer_version(
         &mut self,
         now: Time,
@@ -529,19 +506,15 @@ impl Node {
         theirs: u8,
         request_id: Option<u32>,
         body: &[u8],
-        out: &mut Vec<Action>,
     ) -> bool {
         let Some(request_id) = request_id else {
             return false;
         };
-        let mut said = Vec::new();
-        let is_asked =
-            (self.outgoing).handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
-        self.say(said, out);
+        let is_asked = self.outgoing.handle_version(from, Ticket(request_id), theirs);
         // The kind's place is the same in all versions; an answer to an answer would be answered again.
         if !is_asked && matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) && self.may_answer(now) {
             let message = Refusal::from(RejectReason::Version).to_message();
-            self.transmit(from, port, &Message::Session { request_id, message }, out);
+            self.transmit(from, port, &Message::Session { request_id, message });
         }
         is_asked
     }
@@ -553,46 +526,33 @@ impl Node {
 
     /// Does everything that is due.
     fn settle(&mut self, now: Time, local: &mut Local<'_>, out: &mut Vec<Action>) {
-        let mut said = Vec::new();
+        self.do_due(now, local);
+        out.append(&mut self.out);
+    }
+
+    fn do_due(&mut self, now: Time, local: &mut Local<'_>) {
         self.list.expire(now);
-        self.outgoing.poll(now, &mut |what| said.push(what));
+        self.outgoing.poll(now);
         if self.exclusive.is_some() && !self.is_any_receiving() {
-            self.outgoing.ask_for_places(now, &mut |what| said.push(what));
+            self.outgoing.ask_for_places(now);
         }
-        self.say(said, out);
-        let mut ready = Vec::new();
-        for (&port, receiver) in &mut self.receivers {
+        self.say();
+        for receiver in self.receivers.values_mut() {
             receiver.grantor.expire(now, local.landing);
-            let mut replies = Vec::new();
-            receiver.serve(now, local, &mut replies);
-            if !replies.is_empty() {
-                ready.push((port, replies));
-            }
+            receiver.serve(now, local);
         }
-        for (port, replies) in ready {
-            self.reply(port, replies, out);
-        }
+        self.reply();
         if self.exclusive.is_some() {
-            self.poll_exclusive(now, local, out);
+            self.poll_exclusive(now, local);
         } else {
-            self.announce(now, out);
+            self.announce(now);
         }
     }
 
-    pub(super) fn close_sessions(
-        &mut self,
-        which: impl Fn(&Session) -> bool,
-        local: &mut Local<'_>,
-        out: &mut Vec<Action>,
-    ) {
-        let mut closed = Vec::new();
-        for (&port, receiver) in &mut self.receivers {
-            let mut replies = Vec::new();
-            receiver.close(&which, local, &mut replies);
-            closed.push((port, replies));
+    pub(super) fn close_sessions(&mut self, which: impl Fn(&Session) -> bool, local: &mut Local<'_>) {
+        for receiver in self.receivers.values_mut() {
+            receiver.close(&which, local);
         }
-        for (port, replies) in closed {
-            self.reply(port, replies, out);
-        }
+        self.reply();
     }
 }

@@ -5,6 +5,7 @@ use crate::control::{ControlMessage, End, Grant, Reject, RejectReason, Request};
 use crate::session::{Applicant, ApplicantState, Farewell, FarewellState};
 use crate::time::Time;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 
@@ -48,22 +49,17 @@ struct Line {
 /// What a line has to say: a message for its receiver, or news for its program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Said {
-    Message {
-        to: SocketAddrV4,
-        port: u16,
-        ticket: Ticket,
-        message: ControlMessage,
-    },
-    Outcome {
-        ticket: Ticket,
-        outcome: Outcome,
-    },
+    /// To the receiver on that port of a host.
+    Message(SocketAddrV4, u16, Ticket, ControlMessage),
+    Outcome(Ticket, Outcome),
 }
 
 /// All of them.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     lines: BTreeMap<Ticket, Line>,
+    /// What they have to say now.
+    pub(super) said: Vec<Said>,
     timers: BTreeSet<(Time, Ticket)>,
     next_ticket: u32,
     /// Requests that were taken back, the latest last: a grant may be on its way.
@@ -86,6 +82,7 @@ impl Outgoing {
     ) -> Outgoing {
         Outgoing {
             lines: BTreeMap::new(),
+            said: Vec::new(),
             timers: BTreeSet::new(),
             next_ticket: first_ticket,
             withdrawn: VecDeque::with_capacity(WITHDRAWN_MAX),
@@ -147,22 +144,16 @@ impl Outgoing {
     }
 
     /// Policy `exclusive`, while no host has active DLD: sessions that are to land and have no place ask for one.
-    pub(super) fn ask_for_places(&mut self, now: Time, say: &mut impl FnMut(Said)) {
+    pub(super) fn ask_for_places(&mut self, now: Time) {
         for (&ticket, line) in &mut self.lines {
             let is_due = line.place.is_some_and(|at| at <= now);
             if let Stage::Holding { request, .. } = &line.stage
                 && is_due
             {
                 line.place = Some(now + ASK_FOR_PLACE);
-                say(Said::Message {
-                    to: line.to,
-                    port: line.port,
-                    ticket,
-                    message: ControlMessage::Request(Request {
-                        lands: true,
-                        ..*request
-                    }),
-                });
+                let lands = true;
+                let message = ControlMessage::Request(Request { lands, ..*request });
+                self.said.push(Said::Message(line.to, line.port, ticket, message));
             }
         }
     }
@@ -190,18 +181,14 @@ impl Outgoing {
     }
 
     /// Ends the session, or the attempt to have one.
-    pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32, say: &mut impl FnMut(Said)) {
+    pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32) {
         let Some(line) = self.lines.get_mut(&ticket) else {
             return;
         };
         match &line.stage {
             Stage::Asking(_) => {
-                say(Said::Message {
-                    to: line.to,
-                    port: line.port,
-                    ticket,
-                    message: ControlMessage::End(End::WITHDRAWN),
-                });
+                let message = ControlMessage::End(End::WITHDRAWN);
+                self.said.push(Said::Message(line.to, line.port, ticket, message));
                 let to = line.to;
                 self.remove(ticket);
                 if self.withdrawn.len() == WITHDRAWN_MAX {
@@ -221,7 +208,7 @@ impl Outgoing {
     /// A host takes messages now that it could not take before.
     pub(super) fn hurry(&mut self, now: Time, to: SocketAddrV4) {
         let theirs = self.lines.iter_mut().filter(|(_, line)| line.to == to);
-        let mut hurried = alloc::vec::Vec::new();
+        let mut hurried = Vec::new();
         for (&ticket, line) in theirs {
             match &mut line.stage {
                 Stage::Asking(applicant) => applicant.hurry(now),
@@ -245,8 +232,8 @@ impl Outgoing {
     }
 
     /// Nobody receives there.
-    pub(super) fn refused(&mut self, now: Time, by: SocketAddrV4, say: &mut impl FnMut(Said)) {
-        let mut refused = alloc::vec::Vec::new();
+    pub(super) fn refused(&mut self, now: Time, by: SocketAddrV4) {
+        let mut refused = Vec::new();
         for (&ticket, line) in self.lines.iter_mut().filter(|(_, line)| line.to == by) {
             match &mut line.stage {
                 Stage::Asking(applicant) => applicant.handle_refused(),
@@ -257,7 +244,7 @@ impl Outgoing {
             refused.push(ticket);
         }
         for ticket in refused {
-            self.poll_one(now, ticket, say);
+            self.poll_one(now, ticket);
         }
     }
 
@@ -269,10 +256,9 @@ impl Outgoing {
         port: u16,
         ticket: Ticket,
         message: &ControlMessage,
-        say: &mut impl FnMut(Said),
     ) -> bool {
         let Some(line) = self.lines.get_mut(&ticket).filter(|line| line.to == from) else {
-            self.return_unwanted(now, from, port, ticket, message, say);
+            self.return_unwanted(now, from, port, ticket, message);
             return false;
         };
         let outcome = match &mut line.stage {
@@ -313,7 +299,7 @@ impl Outgoing {
                 }
                 // The receiver began anew, and takes the renewal for a request.
                 ControlMessage::Grant(_) => {
-                    end_unwanted(from, port, ticket, message, say);
+                    self.said.extend(end_unwanted(from, port, ticket, message));
                     Some(Outcome::Lost)
                 }
                 // Busy may be an old answer that was late.
@@ -324,16 +310,16 @@ impl Outgoing {
             Stage::Leaving(farewell) => {
                 farewell.handle(ticket.0, message);
                 // An answer to the last renewal; it may even have begun a session anew.
-                end_unwanted(from, port, ticket, message, say);
+                self.said.extend(end_unwanted(from, port, ticket, message));
                 None
             }
         };
         match outcome {
             Some(outcome) => {
-                say(Said::Outcome { ticket, outcome });
+                self.said.push(Said::Outcome(ticket, outcome));
                 self.remove(ticket);
             }
-            None => self.poll_one(now, ticket, say),
+            None => self.poll_one(now, ticket),
         }
         true
     }
@@ -346,7 +332,6 @@ impl Outgoing {
         port: u16,
         ticket: Ticket,
         message: &ControlMessage,
-        say: &mut impl FnMut(Said),
     ) {
         let ControlMessage::Grant(grant) = message else {
             return;
@@ -355,24 +340,18 @@ impl Outgoing {
         let Some(at) = self.withdrawn.iter().position(is_its) else {
             // To a life before, where nobody else can have made it up.
             if self.is_sealed {
-                end_unwanted(from, port, ticket, message, say);
+                self.said.extend(end_unwanted(from, port, ticket, message));
             }
             return;
         };
         self.withdrawn.remove(at);
         let farewell = Farewell::new(grant.session_key, 0, ticket.0, now, FAREWELL_PATIENCE);
         self.insert(ticket, from, port, Stage::Leaving(farewell), Some(now));
-        self.poll_one(now, ticket, say);
+        self.poll_one(now, ticket);
     }
 
     /// Another version answered; gives whether it was asked.
-    pub(super) fn handle_version(
-        &mut self,
-        from: SocketAddrV4,
-        ticket: Ticket,
-        theirs: u8,
-        say: &mut impl FnMut(Said),
-    ) -> bool {
+    pub(super) fn handle_version(&mut self, from: SocketAddrV4, ticket: Ticket, theirs: u8) -> bool {
         let is_asking = |line: &&Line| line.to == from && matches!(line.stage, Stage::Asking(_));
         let is_asked = self.lines.get(&ticket).filter(is_asking).is_some();
         if is_asked {
@@ -382,34 +361,28 @@ impl Outgoing {
                 retry_after_ms: 0,
                 limit: 0,
             });
-            say(Said::Outcome { ticket, outcome });
+            self.said.push(Said::Outcome(ticket, outcome));
             self.remove(ticket);
         }
         is_asked
     }
 
     /// Everything that is due.
-    pub(super) fn poll(&mut self, now: Time, say: &mut impl FnMut(Said)) {
+    pub(super) fn poll(&mut self, now: Time) {
         while let Some(&(at, ticket)) = self.timers.first()
             && at <= now
         {
-            self.poll_one(now, ticket, say);
+            self.poll_one(now, ticket);
         }
     }
 
-    fn poll_one(&mut self, now: Time, ticket: Ticket, say: &mut impl FnMut(Said)) {
+    fn poll_one(&mut self, now: Time, ticket: Ticket) {
         let Some(line) = self.lines.get_mut(&ticket) else {
             return;
         };
         let (to, port) = (line.to, line.port);
-        let mut send = |message| {
-            say(Said::Message {
-                to,
-                port,
-                ticket,
-                message,
-            });
-        };
+        let said = &mut self.said;
+        let mut send = |message| said.push(Said::Message(to, port, ticket, message));
         let mut last = None;
         let timer = match &mut line.stage {
             Stage::Asking(applicant) => {
@@ -429,10 +402,7 @@ impl Outgoing {
                             confirmed: now,
                             next,
                         };
-                        say(Said::Outcome {
-                            ticket,
-                            outcome: Outcome::Granted(grant),
-                        });
+                        self.said.push(Said::Outcome(ticket, Outcome::Granted(grant)));
                         return self.rearm(ticket, self.is_sealed.then_some(next));
                     }
                     ApplicantState::Pending => applicant.poll_timeout(),
@@ -484,7 +454,7 @@ impl Outgoing {
             (None, Some(timer)) => self.rearm(ticket, Some(timer)),
             (outcome, _) => {
                 if let Some(outcome) = outcome {
-                    say(Said::Outcome { ticket, outcome });
+                    self.said.push(Said::Outcome(ticket, outcome));
                 }
                 self.remove(ticket);
             }
@@ -532,23 +502,13 @@ impl Outgoing {
 }
 
 /// A session that nobody here wants: granted too late, or to a life before.
-fn end_unwanted(
-    to: SocketAddrV4,
-    port: u16,
-    ticket: Ticket,
-    message: &ControlMessage,
-    say: &mut impl FnMut(Said),
-) {
-    if let ControlMessage::Grant(grant) = message {
-        let message = ControlMessage::End(End {
-            session_key: grant.session_key,
-            messages: 0,
-        });
-        say(Said::Message {
-            to,
-            port,
-            ticket,
-            message,
-        });
-    }
+fn end_unwanted(to: SocketAddrV4, port: u16, ticket: Ticket, message: &ControlMessage) -> Option<Said> {
+    let ControlMessage::Grant(grant) = message else {
+        return None;
+    };
+    let end = End {
+        session_key: grant.session_key,
+        messages: 0,
+    };
+    Some(Said::Message(to, port, ticket, ControlMessage::End(end)))
 }

@@ -3,7 +3,7 @@
 use super::incoming::Reply;
 use super::message::{Append, MAX_BODY_LEN, Message, Remove, Stage};
 use super::node::Node;
-use super::outgoing::Said;
+use super::outgoing::{Said, Ticket};
 use super::seal::{Datagram, SealHeader};
 use super::{Action, LIST_LEASE, LIST_LEASE_MAX};
 use crate::time::Time;
@@ -31,7 +31,7 @@ pub(super) enum Announced {
 
 impl Node {
     /// Policy `concurrent`: keeps the other hosts' lists true.
-    pub(super) fn announce(&mut self, now: Time, out: &mut Vec<Action>) {
+    pub(super) fn announce(&mut self, now: Time) {
         if self.config.key.is_none() {
             return;
         }
@@ -56,7 +56,7 @@ impl Node {
                     address: *self.config.address.ip(),
                     number: self.last_number,
                 };
-                self.transmit_to_all(&Message::Remove(remove), out);
+                self.transmit_to_all(&Message::Remove(remove));
                 false
             }
             Announced::Nothing | Announced::Idle { .. } => false,
@@ -65,7 +65,7 @@ impl Node {
             self.announced = Announced::Active {
                 again: now + LIST_LEASE / 3,
             };
-            self.transmit_to_all(&self.active_for(LIST_LEASE), out);
+            self.transmit_to_all(&self.active_for(LIST_LEASE));
         }
     }
 
@@ -80,71 +80,71 @@ impl Node {
     }
 
     /// Tells a host that is heard for the first time what all were told before they could take it.
-    pub(super) fn tell_newcomer(&mut self, now: Time, to: SocketAddrV4, out: &mut Vec<Action>) {
+    pub(super) fn tell_newcomer(&mut self, now: Time, to: SocketAddrV4) {
         let lease = match (&self.exclusive, self.announced) {
             (Some(exclusive), _) => exclusive.active_until().map(|until| until.since(now)),
             (None, Announced::Active { .. }) => Some(LIST_LEASE),
             (None, _) => None,
         };
         if let Some(lease) = lease {
-            self.transmit(to, 0, &self.active_for(lease), out);
+            self.transmit(to, 0, &self.active_for(lease));
         }
     }
 
-    pub(super) fn reply(&mut self, port: u16, replies: Vec<Reply>, out: &mut Vec<Action>) {
+    /// Sends what receivers answer.
+    pub(super) fn reply(&mut self) {
+        let receivers = self
+            .receivers
+            .iter_mut()
+            .filter(|(_, receiver)| !receiver.replies.is_empty());
+        let replies = receivers.map(|(&port, receiver)| (port, core::mem::take(&mut receiver.replies)));
+        // Allocates nothing where there are none: it is asked for in each turn.
+        for (port, replies) in replies.collect::<Vec<_>>() {
+            self.send_all(port, replies);
+        }
+    }
+
+    pub(super) fn send_all(&mut self, port: u16, replies: Vec<Reply>) {
         for (to, message) in replies {
-            self.transmit(to, port, &message, out);
+            self.transmit(to, port, &message);
         }
     }
 
-    pub(super) fn say(&mut self, said: Vec<Said>, out: &mut Vec<Action>) {
-        for what in said {
+    /// Sends, and tells programs, what the sessions that they have as senders say.
+    pub(super) fn say(&mut self) {
+        for what in core::mem::take(&mut self.outgoing.said) {
             match what {
-                Said::Message {
-                    to,
-                    port,
-                    ticket,
-                    message,
-                } => {
-                    let request_id = ticket.0;
-                    self.transmit(to, port, &Message::Session { request_id, message }, out);
+                Said::Message(to, port, Ticket(request_id), message) => {
+                    self.transmit(to, port, &Message::Session { request_id, message });
                 }
-                Said::Outcome { ticket, outcome } => out.push(Action::Tell { ticket, outcome }),
+                Said::Outcome(ticket, outcome) => self.out.push(Action::Tell { ticket, outcome }),
             }
         }
     }
 
     /// LM_HELLO: with our echo, and to a stranger with a challenge.
-    pub(super) fn hello(&mut self, to: SocketAddrV4, echo: u64, to_stranger: bool, out: &mut Vec<Action>) {
+    pub(super) fn hello(&mut self, to: SocketAddrV4, echo: u64, to_stranger: bool) {
         let challenge = match (&self.config.key, to_stranger) {
             (Some(key), true) => self.peers.challenge(key, self.config.boot_id, to),
             _ => 0,
         };
-        self.seal(Some(to), 0, challenge, echo, &Message::Hello, out);
+        self.seal(Some(to), 0, challenge, echo, &Message::Hello);
     }
 
-    pub(super) fn transmit(&mut self, to: SocketAddrV4, port: u16, message: &Message, out: &mut Vec<Action>) {
+    pub(super) fn transmit(&mut self, to: SocketAddrV4, port: u16, message: &Message) {
         let challenge = match &self.config.key {
             Some(key) if !self.peers.is_known(to) => self.peers.challenge(key, self.config.boot_id, to),
             _ => 0,
         };
         let echo = self.peers.echo(to);
-        self.seal(Some(to), port, challenge, echo, message, out);
+        self.seal(Some(to), port, challenge, echo, message);
     }
 
-    pub(super) fn transmit_to_all(&mut self, message: &Message, out: &mut Vec<Action>) {
-        self.seal(None, 0, 0, 0, message, out);
+    pub(super) fn transmit_to_all(&mut self, message: &Message) {
+        self.seal(None, 0, 0, 0, message);
     }
 
-    fn seal(
-        &mut self,
-        to: Option<SocketAddrV4>,
-        port: u16,
-        challenge: u64,
-        echo: u64,
-        message: &Message,
-        out: &mut Vec<Action>,
-    ) {
+    fn seal(&mut self, to: Option<SocketAddrV4>, port: u16, challenge: u64, echo: u64, message: &Message) {
         self.sequence += 1;
         let header = SealHeader {
             port,
@@ -159,7 +159,7 @@ impl Node {
             Some(key) => key.seal(self.config.address, to, &header, &body[..len]),
             None => Datagram::plain(&body[..len]),
         };
-        out.push(match to {
+        self.out.push(match to {
             Some(to) => Action::Send { to, datagram },
             None => Action::SendToAll { datagram },
         });

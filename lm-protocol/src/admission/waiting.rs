@@ -1,6 +1,7 @@
 //! Requests that wait for a place (policy `concurrent`): the shortest first, and nobody for ever.
 
 use crate::control::Request;
+use crate::session::Application;
 use crate::time::Time;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -24,8 +25,12 @@ pub(super) fn waits_before(now: Time, since: Time, request: &Request) -> (bool, 
 /// What makes a request the same one: whose it is, its number, and the life of its sender.
 type Key = (SocketAddrV4, u32, u64);
 
-fn key(from: SocketAddrV4, request_id: u32, request: &Request) -> Key {
-    (from, request_id, request.sender_id)
+fn key(application: &Application<'_>) -> Key {
+    (
+        application.from,
+        application.request_id,
+        application.request.sender_id,
+    )
 }
 
 /// One request that waits.
@@ -36,6 +41,12 @@ pub(super) struct Waiter {
     pub(super) request: Request,
     pub(super) since: Time,
     heard: Time,
+}
+
+impl Waiter {
+    pub(super) fn application(&self) -> Application<'_> {
+        Application::new(self.from, self.request_id, &self.request)
+    }
 }
 
 /// The requests that wait for one receiver's places. Whatever is done for one of them takes no longer because many wait: under load
@@ -75,22 +86,23 @@ impl Waiting {
     }
 
     /// Takes a request in, or notes that it is still wanted. A full list turns newcomers away.
-    pub(super) fn add(&mut self, now: Time, from: SocketAddrV4, request_id: u32, request: &Request) {
-        let key = key(from, request_id, request);
+    pub(super) fn add(&mut self, now: Time, application: &Application<'_>) {
+        let key = key(application);
         if let Some(waiter) = self.waiters.get_mut(&key) {
             self.by_silence.remove(&(waiter.heard, key));
             waiter.heard = now;
-        } else if self.has_room_for(*from.ip()) {
+        } else if self.has_room_for(*application.from.ip()) {
             let waiter = Waiter {
-                from,
-                request_id,
-                request: *request,
+                from: application.from,
+                request_id: application.request_id,
+                request: *application.request,
                 since: now,
                 heard: now,
             };
             self.waiters.insert(key, waiter);
             self.by_age.insert((now, key));
-            self.by_len.insert((request.max_message_len, now, key));
+            self.by_len
+                .insert((application.request.max_message_len, now, key));
         } else {
             return;
         }
@@ -106,8 +118,8 @@ impl Waiting {
         self.waiters.get(order.nth(others)?).copied()
     }
 
-    pub(super) fn remove(&mut self, from: SocketAddrV4, request_id: u32, request: &Request) {
-        self.take(&key(from, request_id, request));
+    pub(super) fn remove(&mut self, application: &Application<'_>) {
+        self.take(&key(application));
     }
 
     /// Its sender does not want the request any more.

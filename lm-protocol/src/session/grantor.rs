@@ -8,6 +8,7 @@ use crate::control::{ControlError, ControlMessage, End, Ended, Grant, RejectReas
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::SocketAddrV4;
+use core::ops::Range;
 use core::time::Duration;
 
 use super::landing::{Admit, Application, BUSY_RETRY, CloseReason, Landing, Permit, Refusal, Session};
@@ -69,9 +70,10 @@ struct Past {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Grantor {
-    queues: Vec<(u16, Option<Session>)>,
-    /// Sessions without a place.
-    aside: Vec<Option<Session>>,
+    /// The landing queue of each place.
+    queues: Vec<u16>,
+    /// A session in each place, and behind these the sessions without one.
+    slots: Vec<Option<Session>>,
     /// The last ended sessions, overwritten in a circle.
     past: [Option<Past>; REMEMBERED],
     past_next: usize,
@@ -87,8 +89,8 @@ impl Grantor {
     /// is there several times. All memory is taken here.
     pub fn new(landing_queues: &[u16]) -> Grantor {
         Grantor {
-            queues: landing_queues.iter().map(|&queue| (queue, None)).collect(),
-            aside: Vec::new(),
+            queues: landing_queues.to_vec(),
+            slots: alloc::vec![None; landing_queues.len()],
             past: [None; REMEMBERED],
             past_next: 0,
             patience: Duration::ZERO,
@@ -99,7 +101,10 @@ impl Grantor {
 
     /// There are these places as well.
     pub fn add_places(&mut self, landing_queues: &[u16]) {
-        (self.queues).extend(landing_queues.iter().map(|&queue| (queue, None)));
+        let places = self.queues.len();
+        self.slots
+            .splice(places..places, landing_queues.iter().map(|_| None));
+        self.queues.extend(landing_queues);
     }
 
     /// The same with a bound on the places of one source address.
@@ -110,9 +115,9 @@ impl Grantor {
 
     /// The same, of whose sessions so many may be without a place; else none may.
     #[must_use]
-    pub fn with_aside_max(self, aside_max: usize) -> Grantor {
-        let aside = (0..aside_max).map(|_| None).collect();
-        Grantor { aside, ..self }
+    pub fn with_aside_max(mut self, aside_max: usize) -> Grantor {
+        self.slots.resize(self.queues.len() + aside_max, None);
+        self
     }
 
     /// The same, whose sessions go on for so long in silence (a path that is cut, a link that is down). Once its lease has run out,
@@ -135,17 +140,7 @@ impl Grantor {
     ) -> Option<ControlMessage> {
         match message {
             ControlMessage::Request(request) => {
-                self.expire(now, landing);
-                self.handle_request(
-                    Application {
-                        from,
-                        request_id,
-                        request,
-                    },
-                    now,
-                    policy,
-                    landing,
-                )
+                self.decide(&Application::new(from, request_id, request), now, policy, landing)
             }
             ControlMessage::End(end) => self.handle_end(from, request_id, end, landing),
             // Replies are for applicants, introductions for the endpoint.
@@ -172,7 +167,8 @@ impl Grantor {
     /// Something arrived in the session with this key: its lease starts anew.
     #[inline]
     pub fn touched(&mut self, session_key: u64, now: Time) {
-        if let Some(session) = self.session_mut(session_key) {
+        let mut sessions = self.slots.iter_mut().flatten();
+        if let Some(session) = sessions.find(|session| session.grant.session_key == session_key) {
             session.expires = now + session.grant.lease();
         }
     }
@@ -198,7 +194,11 @@ impl Grantor {
     }
 
     /// Ends a session from this side: what is to be told to its sender.
-    fn end(&mut self, session: &Session, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
+    pub(crate) fn end(
+        &mut self,
+        session: &Session,
+        landing: &mut dyn Landing,
+    ) -> Option<(SocketAddrV4, u32, Ended)> {
         let ended = self.close_told(session.grant.session_key, landing)?;
         Some((session.peer, session.request_id, ended))
     }
@@ -243,30 +243,29 @@ impl Grantor {
 
     /// All sessions (the paper's LM_RECV_ADDR entries with flag 10).
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.placed().chain(self.aside.iter().flatten())
+        self.slots.iter().flatten()
     }
 
     /// Those that have a place.
     fn placed(&self) -> impl Iterator<Item = &Session> {
-        self.queues.iter().filter_map(|(_, session)| session.as_ref())
+        self.slots[..self.queues.len()].iter().flatten()
     }
 
-    fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
-        let placed = self.queues.iter_mut().filter_map(|(_, slot)| slot.as_mut());
-        placed.chain(self.aside.iter_mut().flatten())
+    /// The slots of those that have a place, or of the others.
+    fn slots_of(&self, has_place: bool) -> Range<usize> {
+        match has_place {
+            true => 0..self.queues.len(),
+            false => self.queues.len()..self.slots.len(),
+        }
     }
 
-    fn session_mut(&mut self, session_key: u64) -> Option<&mut Session> {
-        self.sessions_mut()
-            .find(|session| session.grant.session_key == session_key)
+    fn free_slot(&self, has_place: bool) -> Option<usize> {
+        self.slots_of(has_place).find(|&at| self.slots[at].is_none())
     }
 
     /// Places without a session.
     pub fn free_places(&self) -> usize {
-        self.queues
-            .iter()
-            .filter(|(_, session)| session.is_none())
-            .count()
+        self.queues.len() - self.placed().count()
     }
 
     /// Whether there is, or was a moment ago, a session with this key of this peer's.
@@ -278,23 +277,22 @@ impl Grantor {
     }
 
     /// Whether the request needs no decision any more: it has its session, or its session ended.
-    pub fn is_decided(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
-        self.session_of(from, request_id, request).is_some() || self.is_late(from, request_id, request)
+    pub fn is_decided(&self, application: &Application<'_>) -> bool {
+        self.session_of(application).is_some() || self.is_late(application)
     }
 
     /// Takes over a session that an earlier life of this program granted and whose gate is still open, or that went on without a place; its
     /// lease starts anew. Gives `false`, and takes nothing, when its landing queue has no place.
     pub fn adopt(&mut self, session: Session, now: Time) -> bool {
         let queue = session.grant.landing_queue;
-        let placed = self.queues.iter_mut().filter(|(number, _)| *number == queue);
-        let place = match session.has_place() {
-            true => { placed }.map(|(_, place)| place).find(|place| place.is_none()),
-            false => self.aside.iter_mut().find(|place| place.is_none()),
+        let may_have = |at: &usize| {
+            let is_its = self.queues.get(*at).is_none_or(|of| *of == queue);
+            is_its && self.slots[*at].is_none()
         };
-        let Some(place) = place else {
+        let Some(at) = self.slots_of(session.has_place()).find(may_have) else {
             return false;
         };
-        *place = Some(Session {
+        self.slots[at] = Some(Session {
             expires: now + session.grant.lease(),
             ..session
         });
@@ -302,41 +300,37 @@ impl Grantor {
     }
 
     /// A late repetition must not begin a session that nobody will use.
-    fn is_late(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
+    fn is_late(&self, application: &Application<'_>) -> bool {
         self.past.iter().flatten().any(|past| {
             past.ended_by_sender
-                && past.peer == from
-                && past.request_id == request_id
-                && past.sender_id == request.sender_id
+                && past.peer == application.from
+                && past.request_id == application.request_id
+                && past.sender_id == application.request.sender_id
         })
     }
 
     /// LM_REQ.
-    fn handle_request(
+    pub(crate) fn decide(
         &mut self,
-        application: Application<'_>,
+        application: &Application<'_>,
         now: Time,
         policy: &mut dyn Admit,
         landing: &mut dyn Landing,
     ) -> Option<ControlMessage> {
-        let Application {
-            from,
-            request_id,
-            request,
-        } = application;
-        let known = |session: &&mut Session| session.is_from(from, request_id, request);
-        if let Some(session) = self.sessions_mut().find(known) {
+        self.expire(now, landing);
+        let known = |session: &&mut Session| session.is_of(application);
+        if let Some(session) = self.slots.iter_mut().flatten().find(known) {
             session.expires = now + session.grant.lease();
-            session.request.lands = request.lands;
+            session.request.lands = application.request.lands;
             return Some(ControlMessage::Grant(session.told()));
         }
-        if self.is_late(from, request_id, request) {
+        if self.is_late(application) {
             return None;
         }
-        let mut granted = self.grant(&application, now, policy, landing);
+        let mut granted = self.grant(application, now, policy, landing);
         if (granted.as_ref()).is_err_and(|refusal| refusal.reason == RejectReason::Busy) {
             // Silent sessions give way where all places are taken, and those of the same host always: it may have begun anew.
-            let host = *from.ip();
+            let host = *application.from.ip();
             let mut freed = match self.free_places() {
                 0 => self.make_way(now, landing),
                 _ => 0,
@@ -345,7 +339,7 @@ impl Grantor {
                 session.has_place() && session.expires <= now && *session.peer.ip() == host
             });
             if freed > 0 {
-                granted = self.grant(&application, now, policy, landing);
+                granted = self.grant(application, now, policy, landing);
             }
         }
         Some(match granted {
@@ -365,14 +359,11 @@ impl Grantor {
         if self.has_enough_places(*application.from.ip()) || !application.request.lands {
             return Err(Refusal::busy(BUSY_RETRY));
         }
-        let (queue, free) = self
-            .queues
-            .iter_mut()
-            .find(|(_, session)| session.is_none())
-            .ok_or(Refusal::busy(BUSY_RETRY))?;
-        let terms = landing.open(*queue, application, &permit)?;
-        let session = Session::new(application, *queue, &terms, &permit, now);
-        *free = Some(session);
+        let at = self.free_slot(true).ok_or(Refusal::busy(BUSY_RETRY))?;
+        let queue = self.queues[at];
+        let terms = landing.open(queue, application, &permit)?;
+        let session = Session::new(application, queue, &terms, &permit, now);
+        self.slots[at] = Some(session);
         Ok(session.told())
     }
 
@@ -393,14 +384,14 @@ impl Grantor {
         if self.has_enough_aside(*application.from.ip()) {
             return Err(busy);
         }
-        let queue = self.queues.first().map_or(0, |(queue, _)| *queue);
-        let free = (self.aside.iter_mut().find(|slot| slot.is_none())).ok_or(busy)?;
+        let queue = self.queues.first().copied().unwrap_or(0);
+        let at = self.free_slot(false).ok_or(busy)?;
         let terms = landing.open_aside(queue, application, &permit)?;
         let session = Session {
             aside: Some(now),
             ..Session::new(application, queue, &terms, &permit, now)
         };
-        *free = Some(session);
+        self.slots[at] = Some(session);
         Ok(session.told())
     }
 
@@ -460,8 +451,7 @@ impl Grantor {
         matches: impl Fn(&Session) -> bool,
     ) -> usize {
         let mut closed = 0;
-        let placed = self.queues.iter_mut().map(|(_, slot)| slot);
-        for slot in placed.chain(&mut self.aside) {
+        for slot in &mut self.slots {
             let Some(session) = slot.take_if(|session| matches(session)) else {
                 continue;
             };

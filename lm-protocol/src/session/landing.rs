@@ -360,8 +360,17 @@ impl Session {
         SocketAddrV4::new(*self.peer.ip(), self.request.data_port)
     }
 
-    pub(super) fn is_from(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
-        self.peer == from && self.request_id == request_id && self.request.sender_id == request.sender_id
+    /// Whether it is what was applied for.
+    pub(super) fn is_of(&self, application: &Application<'_>) -> bool {
+        self.peer == application.from
+            && self.request_id == application.request_id
+            && self.request.sender_id == application.request.sender_id
+    }
+
+    /// The same in a place of a queue.
+    pub(super) fn in_place(mut self, landing_queue: u16) -> Session {
+        (self.grant.landing_queue, self.aside) = (landing_queue, None);
+        self
     }
 }
 

@@ -1,13 +1,13 @@
 //! Places: which sessions have them, and to whom they go when they are not used.
 
-use crate::control::{Ended, Request};
+use crate::control::Ended;
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 
 use super::Grantor;
-use crate::session::landing::{Aside, CloseReason, Landing, Session, Unused};
+use crate::session::landing::{Application, Aside, CloseReason, Landing, Session, Unused};
 
 /// A place in which nothing lands for so long goes to a session that waits for one and was used a second later, at least.
 pub const UNUSED_MAX: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ impl Grantor {
     pub fn make_way(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
         let mut freed = 0;
         for at in 0..self.queues.len() {
-            let Some(session) = self.queues[at].1.filter(|session| session.expires <= now) else {
+            let Some(session) = self.slots[at].filter(|session| session.expires <= now) else {
                 continue;
             };
             let is_idle = landing.unused(&session).is_some_and(|unused| unused.is_idle);
@@ -90,7 +90,7 @@ impl Grantor {
     /// Whether a host has half of all sessions that may be without a place.
     pub(super) fn has_enough_aside(&self, host: Ipv4Addr) -> bool {
         let is_its = |session: &&Session| *session.peer.ip() == host;
-        2 * self.aside.iter().flatten().filter(is_its).count() >= self.aside.len()
+        2 * self.aside().filter(is_its).count() >= self.slots_of(false).len()
     }
 
     /// The sessions that wait for a place, since they have something to send or had it lately; and when.
@@ -102,58 +102,55 @@ impl Grantor {
             let used = unused.map_or(now, |unused| unused.since);
             (session.request.lands && !unused.is_some_and(is_over)).then_some((*session, used))
         };
-        self.aside.iter().flatten().filter_map(waits).collect()
+        self.aside().filter_map(waits).collect()
     }
 
     /// Whether a place is free for a new session of that sender.
-    pub fn has_place_for(&self, from: SocketAddrV4, request: &Request) -> bool {
-        request.lands && self.free_places() > 0 && !self.has_enough_places(*from.ip())
+    pub fn has_place_for(&self, application: &Application<'_>) -> bool {
+        application.request.lands && self.free_places() > 0 && !self.has_enough_places(*application.from.ip())
     }
 
     /// The session that a request began.
-    pub fn session_of(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> Option<&Session> {
-        self.sessions()
-            .find(|session| session.is_from(from, request_id, request))
+    pub fn session_of(&self, application: &Application<'_>) -> Option<&Session> {
+        self.sessions().find(|session| session.is_of(application))
+    }
+
+    fn aside(&self) -> impl Iterator<Item = &Session> {
+        self.slots[self.slots_of(false)].iter().flatten()
     }
 
     /// Gives a session that is aside a place, if there is one that it can have now.
     pub fn land(&mut self, session_key: u64, landing: &mut dyn Landing) -> bool {
-        let is_it = |slot: &&mut Option<Session>| {
-            slot.is_some_and(|session| session.grant.session_key == session_key)
-        };
-        let session = self.session(session_key).copied();
-        if session.is_some_and(|session| self.has_enough_places(*session.peer.ip())) {
+        let is_it = |session: &Session| session.grant.session_key == session_key;
+        let from = self
+            .slots_of(false)
+            .find(|&at| self.slots[at].as_ref().is_some_and(is_it));
+        let (Some(from), Some(to)) = (from, self.free_slot(true)) else {
             return false;
+        };
+        let Some(session) = self.slots[from].filter(|session| !self.has_enough_places(*session.peer.ip()))
+        else {
+            return false;
+        };
+        let is_landing = landing.land(&session);
+        if is_landing {
+            self.slots[from] = None;
+            self.slots[to] = Some(session.in_place(self.queues[to]));
         }
-        let Some(slot) = self.aside.iter_mut().find(is_it) else {
-            return false;
-        };
-        let free = self.queues.iter_mut().find(|(_, place)| place.is_none());
-        let (Some(session), Some((queue, free))) = (slot.as_mut(), free) else {
-            return false;
-        };
-        if !landing.land(session) {
-            return false;
-        }
-        (session.grant.landing_queue, session.aside) = (*queue, None);
-        *free = slot.take();
-        true
+        is_landing
     }
 
     /// A session goes on without its place, if one more may.
     fn put_aside(&mut self, session: &Session, now: Time, landing: &mut dyn Landing) -> Aside {
-        let Some(free) = self.aside.iter_mut().find(|slot| slot.is_none()) else {
+        let Some(free) = self.free_slot(false) else {
             return Aside::Never;
         };
         let aside = landing.set_aside(session);
         if aside == Aside::Done {
             let is_it = |placed: &mut Session| placed.grant.session_key == session.grant.session_key;
-            let mut placed = self.queues.iter_mut();
-            let moved = placed.find_map(|(_, slot)| slot.take_if(is_it));
-            *free = moved.map(|session| Session {
-                aside: Some(now),
-                ..session
-            });
+            let moved = self.slots.iter_mut().find_map(|slot| slot.take_if(is_it));
+            let aside = Some(now);
+            self.slots[free] = moved.map(|session| Session { aside, ..session });
         }
         aside
     }
