@@ -132,27 +132,33 @@ pub(crate) struct Attached {
 pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Result<Attached, AttachError> {
     let interface = free_interface(ifindex)?;
     let mut warnings = Vec::new();
-    if mode != AttachMode::Generic {
-        let ebpf = load(config, EffectiveMode::Native)?;
-        match link(&ebpf, ifindex, EffectiveMode::Native) {
-            Ok(link) => return Ok(Attached { ebpf, link, mode: EffectiveMode::Native, interface, warnings }),
-            Err(source) if mode == AttachMode::Auto && !is_final(&source) => warnings.push(format!(
-                "{interface} does not run XDP programs in its driver ({source}): generic mode, where large messages \
-                 are copied"
-            )),
-            Err(source) => return Err(refused(ifindex, interface, source, EffectiveMode::Native)),
+    let mut tried = match mode {
+        AttachMode::Generic => EffectiveMode::Generic,
+        _ => EffectiveMode::Native,
+    };
+    loop {
+        let ebpf = load(config, tried)?;
+        match link(&ebpf, ifindex, tried) {
+            Ok(link) => {
+                return Ok(Attached {
+                    ebpf,
+                    link,
+                    mode: tried,
+                    interface,
+                    warnings,
+                });
+            }
+            Err(source)
+                if mode == AttachMode::Auto && tried == EffectiveMode::Native && !is_final(&source) =>
+            {
+                warnings.push(format!(
+                    "{interface} does not run XDP programs in its driver ({source}): generic mode, where large \
+                     messages are copied"
+                ));
+                tried = EffectiveMode::Generic;
+            }
+            Err(source) => return Err(refused(ifindex, interface, source, tried)),
         }
-    }
-    let ebpf = load(config, EffectiveMode::Generic)?;
-    match link(&ebpf, ifindex, EffectiveMode::Generic) {
-        Ok(link) => Ok(Attached {
-            ebpf,
-            link,
-            mode: EffectiveMode::Generic,
-            interface,
-            warnings,
-        }),
-        Err(source) => Err(refused(ifindex, interface, source, EffectiveMode::Generic)),
     }
 }
 
@@ -183,26 +189,17 @@ fn program_name(id: u32) -> String {
 
 /// Loads the object for a mode. In native mode a queue's NAPI instance runs the gate, and has one owner at a time.
 pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, AttachError> {
-    let one_cpu = if mode == EffectiveMode::Native {
-        FLAG_ONE_CPU_PER_QUEUE
-    } else {
-        0
-    };
-    let ordered = if cfg!(target_arch = "x86_64") {
-        FLAG_ORDERED_STORES
-    } else {
-        0
-    };
-    let several = if config.several_programs {
-        FLAG_SEVERAL_PROGRAMS
-    } else {
-        0
-    };
+    let flags = [
+        (mode == EffectiveMode::Native, FLAG_ONE_CPU_PER_QUEUE),
+        (cfg!(target_arch = "x86_64"), FLAG_ORDERED_STORES),
+        (config.several_programs, FLAG_SEVERAL_PROGRAMS),
+    ];
+    let flags = flags.iter().filter(|(is_set, _)| *is_set);
     let constants = Config {
         local_ip: config.local_ip.map_or(0, |ip| u32::from_ne_bytes(ip.octets())),
         control_port: config.control_port.to_be(),
         reserved: 0,
-        flags: one_cpu | ordered | several,
+        flags: flags.fold(0, |all, (_, flag)| all | flag),
     };
     let mut ebpf = EbpfLoader::new()
         .override_global("lm_config", &constants, true)

@@ -158,7 +158,7 @@ impl Gate {
     /// Loads the gate and attaches it to an interface of this thread's network namespace.
     pub fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Result<Gate, AttachError> {
         let Attached {
-            mut ebpf,
+            ebpf,
             link,
             mode,
             interface,
@@ -180,41 +180,44 @@ impl Gate {
             );
         }
         let maps: [OwnedFd; 5] = fds.try_into().expect("as many as names");
-        let [channels, sessions, _, logs, _] = &maps;
-        let channels = SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?;
-        let sessions = SharedMemory::of_map(sessions.as_fd(), SESSIONS_LEN)?;
-        let logs_fd = logs.try_clone()?;
-        let xsks = ebpf
-            .take_map("lm_xsks")
-            .and_then(|map| XskMap::try_from(map).ok());
-        let ports = ebpf
-            .take_map("lm_ports")
-            .and_then(|map| HashMap::try_from(map).ok());
-        let gate = Gate {
+        let mut gate = Gate::over((link, program), maps, mode, interface, config)?;
+        gate.warnings = warnings;
+        if !config.several_programs {
+            (0..=STRAY_ROW).for_each(|row| gate.store_port(row, config.data_port));
+        }
+        gate.store_mac(sys::interface(ifindex)?.mac);
+        Ok(gate)
+    }
+
+    /// A gate that is attached, with its maps ([`pins::MAPS`]).
+    fn over(
+        (link, program): (OwnedFd, OwnedFd),
+        maps: [OwnedFd; 5],
+        mode: EffectiveMode,
+        interface: String,
+        config: &GateConfig,
+    ) -> Result<Gate, AttachError> {
+        let [channels, sessions, xsks, logs, ports] = &maps;
+        Ok(Gate {
             link,
             program,
-            channels,
-            sessions,
+            channels: SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?,
+            sessions: SharedMemory::of_map(sessions.as_fd(), SESSIONS_LEN)?,
             closing: [0; QUEUES as usize],
             progress: Progress::default(),
-            xsks: xsks.ok_or_else(|| missing("lm_xsks"))?,
-            logs_fd,
-            ports: ports.ok_or_else(|| missing("lm_ports"))?,
+            xsks: typed(xsks.try_clone()?)?,
+            logs_fd: logs.try_clone()?,
+            ports: typed(ports.try_clone()?)?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
             credits: None,
             retired: Counters::default(),
             mode,
             interface,
             config: config.clone(),
-            warnings,
+            warnings: Vec::new(),
             pins: None,
             maps,
-        };
-        if !config.several_programs {
-            (0..=STRAY_ROW).for_each(|row| gate.store_port(row, config.data_port));
-        }
-        gate.store_mac(sys::interface(ifindex)?.mac);
-        Ok(gate)
+        })
     }
 
     /// The mode that the kernel granted.
@@ -521,6 +524,14 @@ impl Gate {
         let open = session_offset(queue, row) + offset_of!(SessionRow, open);
         self.sessions.load_u32(open, Ordering::Relaxed) != 0
     }
+}
+
+/// The map behind a descriptor, if it is of that type.
+fn typed<M: TryFrom<Map, Error = MapError>>(fd: OwnedFd) -> Result<M, AttachError> {
+    let map = MapData::from_fd(fd)
+        .and_then(Map::from_map_data)
+        .and_then(M::try_from);
+    map.map_err(|error| AttachError::System(io::Error::other(error)))
 }
 
 fn channel_offset(queue: u32) -> usize {

@@ -8,6 +8,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use lm_cards::netlink;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkXdp};
+
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_OBJ_PIN: libc::c_long = 6;
@@ -33,30 +37,18 @@ struct LinkCreate {
 
 /// Attaches a loaded XDP program; closing the descriptor (or dying) detaches it.
 pub(crate) fn link_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
-    let attr = LinkCreate {
+    let mut attr = LinkCreate {
         prog_fd: program.as_raw_fd() as u32,
         target_ifindex: ifindex,
         attach_type: BPF_XDP,
         flags,
         rest: [0; 6],
     };
-    // SAFETY: `attr` is initialised, lives across the call, and its size is given; the kernel only reads it.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_LINK_CREATE,
-            &raw const attr,
-            size_of::<LinkCreate>() as libc::c_uint,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    // SAFETY: `attr` is initialised, and nothing in it points anywhere.
+    unsafe { bpf_object(BPF_LINK_CREATE, &mut attr) }
 }
 
-/// bpf(2), but for `BPF_LINK_CREATE`.
+/// bpf(2).
 ///
 /// # Safety
 /// `attr` is initialised and its command's; what it points to is live, and writable where the command writes there.
@@ -74,6 +66,17 @@ unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long
         0.. => Ok(result),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// A command of bpf(2) that gives a descriptor.
+///
+/// # Safety
+/// As [`bpf`].
+unsafe fn bpf_object<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: by the caller's promise.
+    let fd = unsafe { bpf(command, attr) }?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 /// The part of `union bpf_attr` that `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
@@ -109,9 +112,7 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
         flags: 0,
     };
     // SAFETY: the path lives across the call and ends with a zero.
-    let fd = unsafe { bpf(BPF_OBJ_GET, &mut attr) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    unsafe { bpf_object(BPF_OBJ_GET, &mut attr) }
 }
 
 /// Makes a map of one value that programs can map (`BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`), all zeros: unlike a file it
@@ -141,9 +142,7 @@ pub(crate) fn create_page(value_len: u32) -> io::Result<OwnedFd> {
         name,
     };
     // SAFETY: initialised, and nothing in it points anywhere.
-    let fd = unsafe { bpf(BPF_MAP_CREATE, &mut attr) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    unsafe { bpf_object(BPF_MAP_CREATE, &mut attr) }
 }
 
 /// Index of the interface that an XDP link is attached to; 0 when that is gone.
@@ -234,138 +233,31 @@ pub(crate) struct Interface {
     pub(crate) xdp_program_id: Option<u32>,
 }
 
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_XDP: u16 = 43;
-const IFLA_XDP_PROG_ID: u16 = 4;
-const IFLA_XDP_DRV_PROG_ID: u16 = 5;
-const IFLA_XDP_SKB_PROG_ID: u16 = 6;
-const IFLA_XDP_HW_PROG_ID: u16 = 7;
-
-#[repr(C)]
-struct LinkRequest {
-    header: libc::nlmsghdr,
-    info: IfInfo,
-}
-
-/// `struct ifinfomsg`.
-#[repr(C)]
-#[derive(Default)]
-struct IfInfo {
-    family: u8,
-    pad: u8,
-    kind: u16,
-    index: i32,
-    flags: u32,
-    change: u32,
-}
-
 /// Asks for one interface of this thread's network namespace. `ENODEV` when there is none with this index.
 pub(crate) fn interface(ifindex: u32) -> io::Result<Interface> {
-    // SAFETY: no pointers are passed.
-    let fd = unsafe {
-        libc::socket(
-            libc::AF_NETLINK,
-            libc::SOCK_RAW | libc::SOCK_CLOEXEC,
-            libc::NETLINK_ROUTE,
-        )
+    let mut request = LinkMessage::default();
+    request.header.index = ifindex;
+    let RouteNetlinkMessage::NewLink(link) = netlink::one(&RouteNetlinkMessage::GetLink(request))? else {
+        return Err(io::ErrorKind::InvalidData.into());
     };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as in `link_xdp`.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let request = LinkRequest {
-        header: libc::nlmsghdr {
-            nlmsg_len: size_of::<LinkRequest>() as u32,
-            nlmsg_type: libc::RTM_GETLINK,
-            nlmsg_flags: libc::NLM_F_REQUEST as u16,
-            nlmsg_seq: 1,
-            nlmsg_pid: 0,
-        },
-        info: IfInfo {
-            index: ifindex as i32,
-            ..IfInfo::default()
-        },
-    };
-    // SAFETY: `request` is initialised, without padding, and as long as said.
-    let sent = unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            (&raw const request).cast(),
-            size_of::<LinkRequest>(),
-            0,
-        )
-    };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut answer = vec![0u8; 32 * 1024];
-    // SAFETY: `answer` is writable for its whole length.
-    let len = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-    if len < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    parse_link(&answer[..len as usize])
-}
-
-fn parse_link(answer: &[u8]) -> io::Result<Interface> {
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed netlink answer");
-    let word = |at: usize| -> io::Result<[u8; 4]> {
-        answer
-            .get(at..at + 4)
-            .and_then(|bytes| bytes.try_into().ok())
-            .ok_or_else(malformed)
-    };
-    let kind = u16::from_ne_bytes([word(4)?[0], word(4)?[1]]);
-    if i32::from(kind) == libc::NLMSG_ERROR {
-        return Err(io::Error::from_raw_os_error(-i32::from_ne_bytes(word(16)?)));
-    }
-    let attributes = answer.get(16 + size_of::<IfInfo>()..).ok_or_else(malformed)?;
     let mut interface = Interface::default();
-    for (kind, value) in Attributes(attributes) {
-        match kind {
-            IFLA_ADDRESS => interface.mac = value.try_into().unwrap_or_default(),
-            IFLA_IFNAME => {
-                let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
-                interface.name = String::from_utf8_lossy(&value[..end]).into_owned();
-            }
-            IFLA_XDP => {
-                // With programs in several modes there is no IFLA_XDP_PROG_ID, but one attribute per mode.
-                interface.xdp_program_id = Attributes(value)
-                    .filter(|(kind, _)| {
-                        matches!(
-                            *kind,
-                            IFLA_XDP_PROG_ID
-                                | IFLA_XDP_DRV_PROG_ID
-                                | IFLA_XDP_SKB_PROG_ID
-                                | IFLA_XDP_HW_PROG_ID
-                        )
-                    })
-                    .filter_map(|(_, value)| Some(u32::from_ne_bytes(value.try_into().ok()?)))
-                    .find(|&id| id != 0);
+    for attribute in link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => interface.name = name,
+            LinkAttribute::Address(mac) => interface.mac = mac.as_slice().try_into().unwrap_or_default(),
+            // With programs in several modes there is no IFLA_XDP_PROG_ID, but one attribute per mode.
+            LinkAttribute::Xdp(parts) => {
+                let mut ids = parts.iter().filter_map(|part| match *part {
+                    LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) => Some(id),
+                    LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => Some(id),
+                    _ => None,
+                });
+                interface.xdp_program_id = ids.find(|&id| id != 0);
             }
             _ => {}
         }
     }
     Ok(interface)
-}
-
-/// Netlink attributes: length (u16, with this header), type (u16), value, padded to four bytes.
-struct Attributes<'a>(&'a [u8]);
-
-impl<'a> Iterator for Attributes<'a> {
-    type Item = (u16, &'a [u8]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let header = self.0.get(..4)?;
-        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        // The upper two bits of the type are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
-        let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
-        let value = self.0.get(4..len)?;
-        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    }
 }
 
 #[cfg(test)]
@@ -390,26 +282,5 @@ mod tests {
             interface(0x7fff_0000).unwrap_err().raw_os_error(),
             Some(libc::ENODEV)
         );
-    }
-
-    #[test]
-    fn cut_answers_are_errors_or_empty() {
-        let mut answer = vec![0u8; 32];
-        answer[4] = libc::RTM_NEWLINK as u8;
-        answer.extend([9, 0, 3, 0, b'v', b'e', b't', b'h', 0, 0, 0, 0]);
-        answer.extend([12, 0, 43, 0x80, 8, 0, 6, 0, 7, 0, 0, 0]);
-        let whole = Interface {
-            name: "veth".to_owned(),
-            mac: [0; 6],
-            xdp_program_id: Some(7),
-        };
-        assert_eq!(parse_link(&answer).unwrap(), whole);
-        for len in 0..answer.len() {
-            assert_ne!(
-                parse_link(&answer[..len]).ok(),
-                Some(whole.clone()),
-                "{len} bytes"
-            );
-        }
     }
 }

@@ -10,17 +10,15 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use aya::maps::{ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, XskMap};
+use aya::maps::{ArrayOfMaps, IterableMap, MapData};
 use lm_protocol::smoother::Credits;
 
-use super::{CHANNELS_LEN, ChannelLog, Gate, GateError, LogArray, Progress, SESSIONS_LEN};
+use super::{ChannelLog, Gate, GateError, LogArray, typed};
 use crate::CreditPage;
 use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
 use crate::layout::{QUEUES, SESSIONS};
 use crate::log::Log;
-use crate::shared::SharedMemory;
 use crate::sys;
-use crate::verdict::Counters;
 
 const PROGRAM: &str = "program";
 const CREDITS: &str = "credits";
@@ -202,46 +200,22 @@ impl Gate {
         mode: EffectiveMode,
         dir: &Path,
     ) -> Result<Gate, AttachError> {
-        let other = |error: MapError| AttachError::System(io::Error::other(error));
         let fds: Vec<OwnedFd> = MAPS
             .iter()
             .map(|name| sys::open_pin(&dir.join(name)))
             .collect::<io::Result<_>>()?;
         let maps: [OwnedFd; 5] = fds.try_into().expect("as many as names");
-        let map = |fd: &OwnedFd| -> Result<Map, AttachError> {
-            let data = MapData::from_fd(fd.try_clone()?).map_err(other)?;
-            Map::from_map_data(data).map_err(other)
-        };
-        let [channels, sessions, xsks, logs, ports] = &maps;
-        let mut gate = Gate {
-            link,
-            program: sys::open_pin(&dir.join(PROGRAM))?,
-            channels: SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?,
-            sessions: SharedMemory::of_map(sessions.as_fd(), SESSIONS_LEN)?,
-            closing: [0; QUEUES as usize],
-            progress: Progress::default(),
-            xsks: XskMap::try_from(map(xsks)?).map_err(other)?,
-            logs_fd: logs.try_clone()?,
-            ports: HashMap::try_from(map(ports)?).map_err(other)?,
-            channel_logs: (0..QUEUES).map(|_| None).collect(),
-            credits: None,
-            retired: Counters::default(),
-            mode,
-            interface,
-            config: config.clone(),
-            warnings: Vec::new(),
-            pins: Some(dir.to_owned()),
-            maps,
-        };
+        let program = sys::open_pin(&dir.join(PROGRAM))?;
+        let mut gate = Gate::over((link, program), maps, mode, interface, config)?;
+        gate.pins = Some(dir.to_owned());
         // Who made it said so by its type; asked here, because nobody uses it as one.
-        ArrayOfMaps::<MapData, LogArray>::try_from(map(&gate.maps[3])?).map_err(other)?;
+        typed::<ArrayOfMaps<MapData, LogArray>>(gate.logs_fd.try_clone()?)?;
         for queue in 0..QUEUES {
             let open = (0..SESSIONS).filter(|&row| gate.is_open(queue, row));
             gate.closing[queue as usize] = !open.fold(0, |rows, row| rows | 1u64 << row);
             let path = log_path(dir, queue);
             if gate.role(queue) != 0 || path.exists() {
-                let data = MapData::from_fd(sys::open_pin(&path)?).map_err(other)?;
-                let map = LogArray::try_from(Map::from_map_data(data).map_err(other)?).map_err(other)?;
+                let map: LogArray = typed(sys::open_pin(&path)?)?;
                 gate.channel_logs[queue as usize] = Some(ChannelLog {
                     mapping: Log::of_map(IterableMap::map(&map).fd().as_fd()).ok(),
                     map,
