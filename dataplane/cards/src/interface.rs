@@ -61,11 +61,11 @@ impl Interface {
     /// [`InterfaceError::Unknown`], with the names that come near, or [`InterfaceError::System`].
     pub fn by_name(name: &str) -> Result<Interface, InterfaceError> {
         let links = Links::read()?;
-        match links.0.iter().find(|link| link.name == name) {
+        match links.0.iter().find(|link| link.interface.name == name) {
             Some(link) => links.describe(link),
             None => Err(InterfaceError::Unknown {
                 name: name.to_owned(),
-                near: near_names(name, links.0.iter().map(|link| link.name.as_str())),
+                near: near_names(name, links.0.iter().map(|link| link.interface.name.as_str())),
             }),
         }
     }
@@ -77,7 +77,7 @@ impl Interface {
     /// [`InterfaceError::Unknown`] or [`InterfaceError::System`].
     pub fn by_index(index: u32) -> Result<Interface, InterfaceError> {
         let links = Links::read()?;
-        match links.0.iter().find(|link| link.index == index) {
+        match links.0.iter().find(|link| link.interface.index == index) {
             Some(link) => links.describe(link),
             None => Err(InterfaceError::Unknown {
                 name: format!("number {index}"),
@@ -145,16 +145,8 @@ fn is_stacked(kind: &str) -> bool {
 
 /// What a link dump says of one link.
 struct Link {
-    index: u32,
-    name: String,
-    mac: [u8; 6],
-    mtu: u32,
-    kind: Option<String>,
-    rx_queues: u32,
-    tx_queues: u32,
-    xdp_program: Option<u32>,
-    flags: LinkFlags,
-    layer: LinkLayerType,
+    /// Without its addresses, driver and ports; of its queues those that exist.
+    interface: Interface,
     /// The bond, team or bridge that it is a port of.
     controller: Option<u32>,
     /// The device that it stands on, if that is in this namespace.
@@ -162,40 +154,46 @@ struct Link {
 }
 
 impl Link {
+    fn is_stacked(&self) -> bool {
+        self.interface.kind.as_deref().is_some_and(is_stacked)
+    }
+
     fn from_message(message: &LinkMessage) -> Link {
-        let mut link = Link {
+        let mut interface = Interface {
             index: message.header.index,
             name: String::new(),
             mac: [0; 6],
             mtu: 0,
+            addresses: Vec::new(),
             kind: None,
+            driver: None,
             rx_queues: 1,
             tx_queues: 1,
             xdp_program: None,
-            flags: message.header.flags,
-            layer: message.header.link_layer_type,
-            controller: None,
-            lower: None,
+            up: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+            ethernet: message.header.link_layer_type == LinkLayerType::Ether,
+            ports: Vec::new(),
         };
+        let (mut controller, mut lower) = (None, None);
         let mut foreign_lower = false;
         for attribute in &message.attributes {
             match attribute {
-                LinkAttribute::IfName(name) => link.name.clone_from(name),
-                LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().unwrap_or_default(),
-                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-                LinkAttribute::NumRxQueues(count) => link.rx_queues = *count,
-                LinkAttribute::NumTxQueues(count) => link.tx_queues = *count,
-                LinkAttribute::Controller(index) => link.controller = Some(*index),
-                LinkAttribute::Link(index) => link.lower = Some(*index),
+                LinkAttribute::IfName(name) => interface.name.clone_from(name),
+                LinkAttribute::Address(mac) => interface.mac = mac.as_slice().try_into().unwrap_or_default(),
+                LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+                LinkAttribute::NumRxQueues(count) => interface.rx_queues = *count,
+                LinkAttribute::NumTxQueues(count) => interface.tx_queues = *count,
+                LinkAttribute::Controller(index) => controller = Some(*index),
+                LinkAttribute::Link(index) => lower = Some(*index),
                 LinkAttribute::LinkNetNsId(_) => foreign_lower = true,
                 LinkAttribute::LinkInfo(infos) => {
-                    link.kind = infos.iter().find_map(|info| match info {
+                    interface.kind = infos.iter().find_map(|info| match info {
                         LinkInfo::Kind(kind) => Some(kind.to_string()),
                         _ => None,
                     });
                 }
                 LinkAttribute::Xdp(parts) => {
-                    link.xdp_program = parts.iter().find_map(|part| match part {
+                    interface.xdp_program = parts.iter().find_map(|part| match part {
                         LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) => Some(*id),
                         _ => None,
                     });
@@ -203,10 +201,11 @@ impl Link {
                 _ => {}
             }
         }
-        if foreign_lower {
-            link.lower = None;
+        Link {
+            interface,
+            controller,
+            lower: lower.filter(|_| !foreign_lower),
         }
-        link
     }
 }
 
@@ -221,58 +220,51 @@ impl Links {
                     source,
                 }
             })?;
-        Ok(Links(
-            links
-                .iter()
-                .filter_map(|message| match message {
-                    RouteNetlinkMessage::NewLink(link) => Some(Link::from_message(link)),
-                    _ => None,
-                })
-                .collect(),
-        ))
+        let links = links.iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewLink(link) => Some(Link::from_message(link)),
+            _ => None,
+        });
+        Ok(Links(links.collect()))
     }
 
     fn describe(&self, link: &Link) -> Result<Interface, InterfaceError> {
-        let mut ports = Vec::new();
-        if link.kind.as_deref().is_some_and(is_stacked) {
-            self.collect_ports(link, 0, &mut ports);
+        let mut interface = link.interface.clone();
+        if link.is_stacked() {
+            self.collect_ports(link, 0, &mut interface.ports);
         }
-        let ethtool = Ethtool::open(link.index).map_err(|source| InterfaceError::System {
+        let ethtool = Ethtool::open(interface.index).map_err(|source| InterfaceError::System {
             call: "socket for ethtool",
             source,
         })?;
-        let channels = ethtool.channels().map(|channels| (channels.rx, channels.tx));
+        if let Ok(channels) = ethtool.channels() {
+            let queues = [
+                (&mut interface.rx_queues, channels.rx),
+                (&mut interface.tx_queues, channels.tx),
+            ];
+            queues
+                .into_iter()
+                .filter(|(_, used)| *used > 0)
+                .for_each(|(queues, used)| *queues = used);
+        }
         let driver = ethtool.driver().map(|driver| driver.name).ok();
-        let (rx_queues, tx_queues) = channels.unwrap_or((link.rx_queues, link.tx_queues));
-        Ok(Interface {
-            index: link.index,
-            name: link.name.clone(),
-            mac: link.mac,
-            mtu: link.mtu,
-            addresses: addresses(link.index)?,
-            kind: link.kind.clone(),
-            driver: driver.filter(|driver| !driver.is_empty()),
-            rx_queues: if rx_queues > 0 { rx_queues } else { link.rx_queues },
-            tx_queues: if tx_queues > 0 { tx_queues } else { link.tx_queues },
-            xdp_program: link.xdp_program,
-            up: link.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
-            ethernet: link.layer == LinkLayerType::Ether,
-            ports,
-        })
+        interface.driver = driver.filter(|driver| !driver.is_empty());
+        interface.addresses = addresses(interface.index)?;
+        Ok(interface)
     }
 
     /// The devices under a stacked one, down to those that are not stacked themselves.
     fn collect_ports(&self, stacked: &Link, depth: u32, ports: &mut Vec<String>) {
         for link in &self.0 {
-            let below = link.controller == Some(stacked.index) || stacked.lower == Some(link.index);
-            if !below || link.index == stacked.index {
+            let (above, index) = (stacked.interface.index, link.interface.index);
+            let below = link.controller == Some(above) || stacked.lower == Some(index);
+            if !below || index == above {
                 continue;
             }
             // The kernel itself allows 8 levels (`MAX_NEST_DEV`).
-            if link.kind.as_deref().is_some_and(is_stacked) && depth < 8 {
+            if link.is_stacked() && depth < 8 {
                 self.collect_ports(link, depth + 1, ports);
-            } else if !ports.contains(&link.name) {
-                ports.push(link.name.clone());
+            } else if !ports.contains(&link.interface.name) {
+                ports.push(link.interface.name.clone());
             }
         }
     }

@@ -346,21 +346,13 @@ impl Link {
     pub(super) fn gso_max_segs(&self) -> Result<u32, EthtoolError> {
         let mut request = LinkMessage::default();
         request.header.index = self.index;
-        let mut answer = Vec::new();
-        netlink::ask(
-            &self.socket,
-            &RouteNetlinkMessage::GetLink(request),
-            0,
-            &mut answer,
-        )
-        .map_err(|error| EthtoolError::new(GSO, error))?;
-        let found = answer.iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewLink(link) => {
-                link.attributes.iter().find_map(|attribute| match attribute {
-                    LinkAttribute::GsoMaxSegs(segments) => Some(*segments),
-                    _ => None,
-                })
-            }
+        let answer = netlink::one_by(&self.socket, &RouteNetlinkMessage::GetLink(request));
+        let RouteNetlinkMessage::NewLink(link) = answer.map_err(|error| EthtoolError::new(GSO, error))?
+        else {
+            return Err(EthtoolError::Unsupported { what: GSO });
+        };
+        let found = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::GsoMaxSegs(segments) => Some(*segments),
             _ => None,
         });
         found.ok_or(EthtoolError::Unsupported { what: GSO })
