@@ -1,6 +1,5 @@
 //! The cluster's key in a file: 32 random bytes as 64 hexadecimal digits, for the daemon's eyes only.
 
-use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -71,17 +70,8 @@ pub fn of_bytes(path: &Path, bytes: &[u8]) -> Result<ClusterKey, String> {
 /// One line: the file is there already, or cannot be written.
 pub fn generate(path: &Path) -> Result<(), String> {
     let name = path.display();
-    let mut bytes = [0u8; 32];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| format!("the kernel gives no random numbers: {error}"))?;
-    }
-    let mut text = String::with_capacity(65);
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text.push('\n');
+    let digits = random::<32>()?.map(|byte| format!("{byte:02x}"));
+    let text = digits.concat() + "\n";
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -96,6 +86,20 @@ pub fn generate(path: &Path) -> Result<(), String> {
     file.write_all(text.as_bytes())
         .and_then(|()| file.sync_all())
         .map_err(|error| format!("cannot write {name}: {error}"))
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], String> {
+    let mut bytes = [0u8; N];
+    let mut filled = 0;
+    while filled < N {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(format!("the kernel gives no random numbers: {error}")),
+        }
+    }
+    Ok(bytes)
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {

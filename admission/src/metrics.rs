@@ -1,7 +1,6 @@
 //! Metrics for Prometheus, over HTTP, by one thread: the loop only gives away a [`Status`] when it is asked for one.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::daemon::status::{InterfaceStatus, Status};
+use crate::daemon::status::{InterfaceStatus, SmootherStatus, Status};
 
 /// How long the loop may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -188,47 +187,16 @@ impl Pages {
     }
 }
 
-/// Metrics of a status in OpenMetrics' text format.
-struct Text<'a> {
-    status: &'a Status,
-    text: String,
-}
-
-impl Text<'_> {
-    /// Values of one name, by their labels: counters where it ends with `_total`, else gauges.
-    fn add<V: Display>(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (String, V)>) {
-        let (family, kind) = match name.strip_suffix("_total") {
-            Some(family) => (family, "counter"),
-            None => (name, "gauge"),
-        };
-        let prefix = "lm_admissiond_";
-        self.text += &format!("# HELP {prefix}{family} {help}.\n# TYPE {prefix}{family} {kind}\n");
-        for (labels, value) in values {
-            self.text += &format!("{prefix}{name}{labels} {value}\n");
-        }
-    }
-
-    /// A value of each interface that has it.
-    fn each<V: Display>(&mut self, name: &str, help: &str, value: impl Fn(&InterfaceStatus) -> Option<V>) {
-        let interfaces = self.status.interfaces.iter();
-        let values = interfaces.filter_map(|one| Some((labels(&[("interface", &one.name)]), value(one)?)));
-        self.add(name, help, values);
-    }
-
-    /// Counts of each interface, by what `label` says.
-    fn counts(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        of: fn(&InterfaceStatus) -> &BTreeMap<String, u64>,
-    ) {
-        let interfaces = self.status.interfaces.iter();
-        let values = interfaces.flat_map(|one| {
-            let labels = |kind| labels(&[("interface", &one.name), (label, kind)]);
-            of(one).iter().map(move |(kind, count)| (labels(kind), count))
-        });
-        self.add(name, help, values);
+/// Values of one name, by their labels, in OpenMetrics' text format: counters where it ends with `_total`, else gauges.
+fn add(text: &mut String, name: &str, help: &str, values: impl IntoIterator<Item = (String, i128)>) {
+    let (family, kind) = match name.strip_suffix("_total") {
+        Some(family) => (family, "counter"),
+        None => (name, "gauge"),
+    };
+    let prefix = "lm_admissiond_";
+    *text += &format!("# HELP {prefix}{family} {help}.\n# TYPE {prefix}{family} {kind}\n");
+    for (labels, value) in values {
+        *text += &format!("{prefix}{name}{labels} {value}\n");
     }
 }
 
@@ -240,66 +208,119 @@ fn labels(pairs: &[(&str, &str)]) -> String {
     format!("{{{}}}", quoted.collect::<Vec<_>>().join(","))
 }
 
+type Table<'a, Of> = &'a [(&'a str, &'a str, fn(&Of) -> i128)];
+
+/// Of each interface.
+const INTERFACES: Table<'_, InterfaceStatus> = &[
+    ("interface_up", "Whether the interface is there", |one| {
+        one.absent.is_none().into()
+    }),
+    ("sessions", "Sessions of receivers here", |one| {
+        one.sessions.len() as i128
+    }),
+    ("waiting", "Requests that wait for a place", |one| {
+        one.waiting as i128
+    }),
+    ("outgoing", "Sessions and requests of senders here", |one| {
+        one.outgoing as i128
+    }),
+    ("hosts", "Other hosts that are known", |one| one.hosts as i128),
+    ("recv_addrs", "Entries of the LM_RECV_ADDR list", |one| {
+        one.recv_addrs.len() as i128
+    }),
+    ("queues_free", "Queues that no program has", |one| {
+        one.queues.iter().filter(|queue| queue.pid.is_none()).count() as i128
+    }),
+];
+
+/// Of each smoother.
+const SMOOTHERS: Table<'_, SmootherStatus> = &[
+    (
+        "packets_per_second",
+        "PAR: packets that may leave beside real time",
+        |it| it.packets_per_second.into(),
+    ),
+    ("refresh_period_us", "RP in microseconds", |it| {
+        (it.refresh_period_s * 1e6).round() as i128
+    }),
+    (
+        "credits",
+        "Credits that there are; negative: real time used up more",
+        |it| it.credits.into(),
+    ),
+    (
+        "signals_total",
+        "Losses and delays that lowered the smoother's rate",
+        |it| it.signals.into(),
+    ),
+    ("forgiven_total", "Debt that was forgiven, in credits", |it| {
+        it.forgiven.into()
+    }),
+    (
+        "kernel_dropped_total",
+        "Packets of the kernel that its class dropped",
+        |it| it.kernel_dropped.into(),
+    ),
+];
+
+/// Of the daemon.
+const DAEMON: Table<'_, Status> = &[
+    (
+        "programs",
+        "Programs that have an endpoint here, or are awaited",
+        |all| all.programs.len() as i128,
+    ),
+    ("memory_bytes", "Memory that programs have registered", |all| {
+        all.programs
+            .iter()
+            .map(|program| i128::from(program.memory_bytes))
+            .sum()
+    }),
+    ("calls_total", "Calls of programs", |all| all.calls.into()),
+    ("refusals_total", "Calls that were refused", |all| {
+        all.refusals.into()
+    }),
+];
+
 fn text(status: &Status) -> String {
-    let text = String::new();
-    let mut to = Text { status, text };
-    to.each("interface_up", "Whether the interface is there", |one| {
-        Some(u8::from(one.absent.is_none()))
-    });
-    to.each("sessions", "Sessions of receivers here", |one| {
-        Some(one.sessions.len())
-    });
-    to.each("waiting", "Requests that wait for a place", |one| {
-        Some(one.waiting)
-    });
-    to.each("outgoing", "Sessions and requests of senders here", |one| {
-        Some(one.outgoing)
-    });
-    to.each("hosts", "Other hosts that are known", |one| Some(one.hosts));
-    to.each("recv_addrs", "Entries of the LM_RECV_ADDR list", |one| {
-        Some(one.recv_addrs.len())
-    });
-    to.each("queues_free", "Queues that no program has", |one| {
-        Some(one.queues.iter().filter(|queue| queue.pid.is_none()).count())
-    });
-    let help = "PAR: packets that may leave beside real time";
-    to.each("smoother_packets_per_second", help, |one| {
-        Some(one.smoother?.packets_per_second)
-    });
-    to.each("smoother_refresh_period_us", "RP in microseconds", |one| {
-        Some((one.smoother?.refresh_period_s * 1e6).round())
-    });
-    let help = "Credits that there are; negative: real time used up more";
-    to.each("smoother_credits", help, |one| Some(one.smoother?.credits));
-    let help = "Losses and delays that lowered the smoother's rate";
-    to.each("smoother_signals_total", help, |one| Some(one.smoother?.signals));
-    let help = "Debt that was forgiven, in credits";
-    to.each("smoother_forgiven_total", help, |one| {
-        Some(one.smoother?.forgiven)
-    });
-    let help = "Packets of the kernel that its class dropped";
-    to.each("smoother_kernel_dropped_total", help, |one| {
-        Some(one.smoother?.kernel_dropped)
-    });
-    let memory: u64 = status.programs.iter().map(|program| program.memory_bytes).sum();
-    for (name, help, value) in [
-        (
-            "programs",
-            "Programs that have an endpoint here, or are awaited",
-            status.programs.len() as u64,
-        ),
-        ("memory_bytes", "Memory that programs have registered", memory),
-        ("calls_total", "Calls of programs", status.calls),
-        ("refusals_total", "Calls that were refused", status.refusals),
-    ] {
-        to.add(name, help, [(String::new(), value)]);
+    let mut text = String::new();
+    let of = |one: &InterfaceStatus| labels(&[("interface", &one.name)]);
+    for (name, help, value) in INTERFACES {
+        let values = status.interfaces.iter().map(|one| (of(one), value(one)));
+        add(&mut text, name, help, values);
     }
-    let help = "Datagrams of the admission protocol";
-    to.counts("datagrams_total", help, "outcome", |one| &one.datagrams);
-    to.counts("packets_total", "Packets at the gate", "verdict", |one| {
-        &one.packets
-    });
-    to.text + "# EOF\n"
+    for (name, help, value) in SMOOTHERS {
+        let smoothed = status
+            .interfaces
+            .iter()
+            .filter_map(|one| Some((of(one), value(one.smoother.as_ref()?))));
+        add(&mut text, &format!("smoother_{name}"), help, smoothed);
+    }
+    for (name, help, value) in DAEMON {
+        add(&mut text, name, help, [(String::new(), value(status))]);
+    }
+    type Counts = fn(&InterfaceStatus) -> &BTreeMap<String, u64>;
+    let counts: [(&str, &str, &str, Counts); 2] = [
+        (
+            "datagrams_total",
+            "Datagrams of the admission protocol",
+            "outcome",
+            |one| &one.datagrams,
+        ),
+        ("packets_total", "Packets at the gate", "verdict", |one| {
+            &one.packets
+        }),
+    ];
+    for (name, help, label, of) in counts {
+        let values = status.interfaces.iter().flat_map(|one| {
+            let labels = |kind| labels(&[("interface", &one.name), (label, kind)]);
+            of(one)
+                .iter()
+                .map(move |(kind, &count)| (labels(kind), count.into()))
+        });
+        add(&mut text, name, help, values);
+    }
+    text + "# EOF\n"
 }
 
 #[cfg(test)]

@@ -16,9 +16,9 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::unistd::{Gid, Uid};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
 
 use crate::privileges::{give, is_ours_alone, open_folder};
 

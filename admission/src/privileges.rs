@@ -15,11 +15,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::unistd::{Gid, Uid};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
 
 use crate::config::BPFFS;
 use crate::pins::Pins;
@@ -35,7 +34,7 @@ const KEPT: [Capability; 4] = [
 pub(crate) fn check_writable(directories: &[PathBuf]) -> Result<(), String> {
     for directory in directories {
         if let Err(error) = rustix::fs::access(directory, rustix::fs::Access::WRITE_OK) {
-            let uid = Uid::effective();
+            let uid = rustix::process::geteuid();
             let name = directory.display();
             return Err(format!(
                 "user {uid} cannot write in {name} ({error}): chown {uid} {name}"
@@ -64,7 +63,8 @@ fn user_in(users: &str, name: &str) -> Option<(Uid, Gid)> {
     users.lines().find_map(|line| {
         let [its_name, _, uid, gid] = first_fields(line)?;
         let is_it = its_name == name || uid == name;
-        let number = |text: &str| text.parse().ok();
+        // The highest number means nobody.
+        let number = |text: &str| text.parse().ok().filter(|number| *number != u32::MAX);
         is_it.then_some((Uid::from_raw(number(uid)?), Gid::from_raw(number(gid)?)))
     })
 }
@@ -78,11 +78,8 @@ fn first_fields(line: &str) -> Option<[&str; 4]> {
 pub(crate) fn check() -> Result<(), String> {
     let has =
         caps::read(None, CapSet::Permitted).map_err(|error| format!("cannot read capabilities: {error}"))?;
-    let missing: Vec<String> = KEPT
-        .iter()
-        .filter(|capability| !has.contains(capability))
-        .map(ToString::to_string)
-        .collect();
+    let missing = KEPT.iter().filter(|capability| !has.contains(capability));
+    let missing: Vec<String> = missing.map(ToString::to_string).collect();
     match missing.is_empty() {
         true => Ok(()),
         false => Err(format!(
@@ -214,8 +211,6 @@ pub(crate) fn is_ours_alone(folder: &OwnedFd) -> bool {
 
 /// Changes the owner of what is open.
 pub(crate) fn give(folder: &OwnedFd, (uid, gid): (Uid, Gid)) -> Result<(), Errno> {
-    let uid = rustix::fs::Uid::from_raw(uid.as_raw());
-    let gid = rustix::fs::Gid::from_raw(gid.as_raw());
     rustix::fs::fchown(folder, Some(uid), Some(gid))
 }
 
@@ -232,8 +227,6 @@ pub(crate) fn drop_rest(user: Option<(Uid, Gid)>) -> Result<(), String> {
         }
     }
     if let Some((uid, gid)) = user {
-        let gid = rustix::thread::Gid::from_raw(gid.as_raw());
-        let uid = rustix::thread::Uid::from_raw(uid.as_raw());
         rustix::thread::set_keep_capabilities(true).map_err(told("keep capabilities"))?;
         rustix::thread::set_thread_groups(&[gid]).map_err(told("leave groups"))?;
         rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(told("change the group"))?;

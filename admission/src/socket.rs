@@ -18,6 +18,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use serde::{Deserialize, Serialize};
 
 /// Packets that wait for a program, at most, and those of them that have descriptors beside them.
 const WAITING_MAX: usize = 512;
@@ -27,7 +28,7 @@ const WAITING_BESIDE_MAX: usize = 1;
 const PACKET_LEN: u32 = 256;
 
 /// Who is at the other end, as the kernel says (`SO_PEERCRED`): when it connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Credentials {
     pub(crate) pid: i32,
     pub(crate) uid: u32,
@@ -137,27 +138,20 @@ pub(crate) struct Packet {
 }
 
 /// Why a connection is of no use any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Broken {
     /// The program closed it, or is dead.
+    #[error("it is gone")]
     Ended,
     /// A packet that is longer than any call, or with more descriptors than any.
+    #[error("it sent a packet that is longer than any call")]
     TooLong,
     /// It does not take what it is told.
+    #[error("it does not take what it is told")]
     Deaf,
     /// What the kernel says.
+    #[error("{0}")]
     System(Errno),
-}
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Broken::Ended => f.write_str("it is gone"),
-            Broken::TooLong => f.write_str("it sent a packet that is longer than any call"),
-            Broken::Deaf => f.write_str("it does not take what it is told"),
-            Broken::System(error) => write!(f, "{error}"),
-        }
-    }
 }
 
 /// One program's connection.
@@ -193,8 +187,7 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
-    /// The other end, as a program has it.
-    #[cfg(any(test, feature = "fuzzing"))]
+    /// The other end, as a program has it: it waits for what is to come.
     pub(crate) fn to(path: &Path) -> Result<Connection, Errno> {
         let flags = SocketFlags::CLOEXEC;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -202,18 +195,13 @@ impl Connection {
         Ok(Connection::new(fd))
     }
 
-    /// The next packet, if one is there.
+    /// The next packet, if one is there. What the listener accepted does not wait for one.
     pub(crate) fn receive(&self) -> Result<Option<Packet>, Broken> {
         let mut bytes = vec![0; MESSAGE_LEN_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = rustix::net::recvmsg(
-            &self.fd,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            flags,
-        );
+        let slices = &mut [IoSliceMut::new(&mut bytes)];
+        let received = rustix::net::recvmsg(&self.fd, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         let received = match received {
             Ok(received) => received,
             Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
@@ -221,21 +209,16 @@ impl Connection {
             Err(error) => return Err(Broken::System(error)),
         };
         // Taken in any case, so that they are closed.
-        let descriptors: Vec<OwnedFd> = ancillary
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-                _ => None,
-            })
-            .flatten()
-            .collect();
+        let rights = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let descriptors = rights.flatten().collect();
         if received.bytes == 0 {
             return Err(Broken::Ended);
         }
-        if received
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
+        let is_cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
+        if received.flags.intersects(is_cut) {
             return Err(Broken::TooLong);
         }
         bytes.truncate(received.bytes);
@@ -301,7 +284,6 @@ impl Connection {
     }
 }
 
-#[cfg(any(test, feature = "fuzzing"))]
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

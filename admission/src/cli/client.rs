@@ -1,20 +1,15 @@
 //! Asks a running daemon for its status.
 
-use std::io::{IoSliceMut, Read as _};
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use lm_dataplane::ipc::{Asked, Call, MESSAGE_LEN_MAX, Reply, Said, VERSION};
+use lm_dataplane::ipc::{Asked, Call, Reply, Said, VERSION};
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
 
 use crate::daemon::status::Status;
+use crate::socket::Connection;
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,57 +23,25 @@ pub(super) fn status(path: &Path) -> Result<Status, String> {
         Errno::WOULDBLOCK => format!("the daemon at {name} does not answer"),
         error => format!("cannot ask the daemon at {name}: {error}"),
     };
-    let socket = connect(path).map_err(told)?;
-    ask(&socket, 1, Call::Hello { version: VERSION }).map_err(told)?;
-    let (reply, _) = receive(&socket).map_err(told)?;
-    refused(reply)?;
-    ask(&socket, 2, Call::Status).map_err(told)?;
-    let (reply, beside) = receive(&socket).map_err(told)?;
-    refused(reply)?;
-    let Some(file) = beside.into_iter().next() else {
+    let connection = Connection::to(path).map_err(told)?;
+    set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE)).map_err(told)?;
+    let mut beside = Vec::new();
+    for (number, call) in (1..).zip([Call::Hello { version: VERSION }, Call::Status]) {
+        let bytes = postcard::to_stdvec(&Asked { number, call }).map_err(|_| told(Errno::INVAL))?;
+        rustix::net::send(&connection, &bytes, SendFlags::NOSIGNAL).map_err(told)?;
+        let answer = connection.receive();
+        let answer = answer.map_err(|broken| format!("cannot ask the daemon at {name}: {broken}"))?;
+        let answer = answer.ok_or(Errno::WOULDBLOCK).map_err(told)?;
+        match postcard::from_bytes(&answer.bytes) {
+            Ok(Said::Reply(_, Reply::Refused(what))) => return Err(what),
+            Ok(_) => beside = answer.descriptors,
+            Err(_) => return Err(told(Errno::PROTO)),
+        }
+    }
+    let Some(file) = beside.pop() else {
         return Err(format!("the daemon at {name} says nothing"));
     };
-    let mut json = Vec::new();
-    let read = std::fs::File::from(file).read_to_end(&mut json);
-    read.map_err(|error| format!("cannot read the status: {error}"))?;
-    serde_json::from_slice(&json).map_err(|error| format!("the status is none: {error}"))
-}
-
-fn connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
-
-fn ask(socket: &OwnedFd, number: u32, call: Call) -> Result<(), Errno> {
-    let bytes = postcard::to_stdvec(&Asked { number, call }).map_err(|_| Errno::INVAL)?;
-    rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL).map(drop)
-}
-
-fn receive(socket: &OwnedFd) -> Result<(Said, Vec<OwnedFd>), Errno> {
-    let mut bytes = vec![0; MESSAGE_LEN_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let slices = &mut [IoSliceMut::new(&mut bytes)];
-    let received = rustix::net::recvmsg(socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let rights = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let beside = rights.flatten().collect();
-    let said = postcard::from_bytes(&bytes[..received.bytes]).map_err(|_| Errno::PROTO)?;
-    Ok((said, beside))
-}
-
-fn refused(said: Said) -> Result<(), String> {
-    match said {
-        Said::Reply(_, Reply::Refused(what)) => Err(what),
-        _ => Ok(()),
-    }
+    let json = std::io::read_to_string(std::fs::File::from(file));
+    let json = json.map_err(|error| format!("cannot read the status: {error}"))?;
+    serde_json::from_str(&json).map_err(|error| format!("the status is none: {error}"))
 }

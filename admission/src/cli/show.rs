@@ -26,20 +26,20 @@ pub(super) fn say(text: &str) -> Result<(), String> {
 }
 
 /// Columns as wide as what is in them.
-fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
-    if rows.is_empty() {
+fn table<T, const N: usize>(out: &mut String, head: [&str; N], of: &[T], row: impl Fn(&T) -> [String; N]) {
+    if of.is_empty() {
         return;
     }
-    let head: Vec<String> = head.iter().map(|&name| name.to_owned()).collect();
-    let all = || std::iter::once(&head).chain(rows);
-    let widths: Vec<usize> = (0..head.len())
-        .map(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    for row in all() {
+    let head = head.map(ToOwned::to_owned);
+    let rows: Vec<[String; N]> = std::iter::once(head).chain(of.iter().map(row)).collect();
+    let len = |row: &[String; N], column: usize| row[column].chars().count();
+    let widths: [usize; N] =
+        std::array::from_fn(|column| rows.iter().map(|row| len(row, column)).max().unwrap_or(0));
+    for row in &rows {
         let cells = row
             .iter()
-            .zip(&widths)
-            .map(|(cell, &width)| format!("{cell:width$}"));
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
         let line = cells.collect::<Vec<_>>().join("  ");
         let _ = writeln!(out, "  {}", line.trim_end());
     }
@@ -64,28 +64,18 @@ fn tables(status: &Status) -> String {
         "programs ({} calls, {} refused)",
         status.calls, status.refusals
     );
-    let programs: Vec<Vec<String>> = (status.programs.iter())
-        .map(|program| {
-            vec![
-                program.pid.to_string(),
-                program.uid.to_string(),
-                program.interface.clone(),
-                program.data_port.to_string(),
-                format!("{} KiB", program.memory_bytes >> 10),
-                program.sent.to_string(),
-                match program.connected {
-                    true => "connected",
-                    false => "awaited",
-                }
-                .to_owned(),
-            ]
-        })
-        .collect();
-    table(
-        &mut out,
-        &["pid", "uid", "interface", "port", "memory", "sends", ""],
-        &programs,
-    );
+    let head = ["pid", "uid", "interface", "port", "memory", "sends", ""];
+    table(&mut out, head, &status.programs, |program| {
+        [
+            program.pid.to_string(),
+            program.uid.to_string(),
+            program.interface.clone(),
+            program.data_port.to_string(),
+            format!("{} KiB", program.memory_bytes >> 10),
+            program.sent.to_string(),
+            ["awaited", "connected"][usize::from(program.connected)].to_owned(),
+        ]
+    });
     out
 }
 
@@ -126,37 +116,39 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
             }
         );
     }
-    let queues: Vec<Vec<String>> = (interface.queues.iter())
-        .map(|queue| {
-            vec![
+    table(
+        out,
+        ["queue", "role", "pid", "open", "closing"],
+        &interface.queues,
+        |queue| {
+            [
                 queue.queue.to_string(),
                 queue.role.clone(),
                 optional(queue.pid),
                 queue.open_places.to_string(),
                 queue.closing_places.to_string(),
             ]
-        })
-        .collect();
-    table(out, &["queue", "role", "pid", "open", "closing"], &queues);
-    let sessions: Vec<Vec<String>> = (interface.sessions.iter())
-        .map(|session| {
-            vec![
-                session.from.to_string(),
-                session.data_port.to_string(),
-                optional(session.lands.then_some(session.queue)),
-                session.delivered.to_string(),
-                format!("{:.1} s", session.expires_in_s),
-            ]
-        })
-        .collect();
-    table(out, &["from", "port", "queue", "delivered", "lease"], &sessions);
-    let list: Vec<Vec<String>> = (interface.recv_addrs.iter())
-        .map(|entry| {
+        },
+    );
+    let head = ["from", "port", "queue", "delivered", "lease"];
+    table(out, head, &interface.sessions, |session| {
+        [
+            session.from.to_string(),
+            session.data_port.to_string(),
+            optional(session.lands.then_some(session.queue)),
+            session.delivered.to_string(),
+            format!("{:.1} s", session.expires_in_s),
+        ]
+    });
+    table(
+        out,
+        ["LM_RECV_ADDR", "flag", "lease"],
+        &interface.recv_addrs,
+        |entry| {
             let expires = format!("{:.1} s", entry.expires_in_s);
-            vec![entry.address.to_string(), entry.flag.clone(), expires]
-        })
-        .collect();
-    table(out, &["LM_RECV_ADDR", "flag", "lease"], &list);
+            [entry.address.to_string(), entry.flag.clone(), expires]
+        },
+    );
     for (what, counts) in [
         ("datagrams", &interface.datagrams),
         ("packets, as programs count them", &interface.packets),

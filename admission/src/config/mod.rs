@@ -4,7 +4,6 @@
 mod file;
 mod settings;
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -203,7 +202,8 @@ impl TryFrom<String> for BitRate {
 }
 
 /// What is wrong with a configuration: one line, with the remedy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{}{what}", .key, if .key.is_empty() { "" } else { ": " })]
 pub struct ConfigError {
     /// The setting, as the file calls it; empty when it is none in particular.
     pub key: &'static str,
@@ -211,22 +211,9 @@ pub struct ConfigError {
     pub what: String,
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.key {
-            "" => f.write_str(&self.what),
-            key => write!(f, "{key}: {}", self.what),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
 fn fault(key: &'static str, what: impl Into<String>) -> ConfigError {
-    ConfigError {
-        key,
-        what: what.into(),
-    }
+    let what = what.into();
+    ConfigError { key, what }
 }
 
 impl Config {
@@ -249,28 +236,20 @@ impl Config {
             return Err(fault("interface", "one is named twice: name each once"));
         }
         if let Some(name) = names.iter().find(|name| name.is_empty() || name.len() > 15) {
-            return Err(fault(
-                "interface",
-                format!("\"{name}\" is no name of an interface: `ip link` shows them"),
-            ));
+            let what = format!("\"{name}\" is no name of an interface: `ip link` shows them");
+            return Err(fault("interface", what));
         }
         let socket = settings.socket.unwrap_or_else(|| PathBuf::from(SOCKET));
         if socket.as_os_str().len() > 100 {
-            return Err(fault(
-                "socket",
-                "the path is longer than 100 bytes: choose a shorter one",
-            ));
-        }
-        if !socket.is_absolute() {
-            return Err(fault("socket", "the path must begin with /"));
+            let what = "the path is longer than 100 bytes: choose a shorter one";
+            return Err(fault("socket", what));
         }
         let state_dir = settings.state_dir.unwrap_or_else(|| PathBuf::from(STATE_DIR));
-        if !state_dir.is_absolute() {
-            return Err(fault("state-dir", "the path must begin with /"));
-        }
         let bpffs = settings.bpffs.unwrap_or_else(|| PathBuf::from(BPFFS));
-        if !bpffs.is_absolute() {
-            return Err(fault("bpffs", "the path must begin with /"));
+        for (key, path) in [("socket", &socket), ("state-dir", &state_dir), ("bpffs", &bpffs)] {
+            if !path.is_absolute() {
+                return Err(fault(key, "the path must begin with /"));
+            }
         }
         let voters = voters(settings.policy, &settings.voter, control_port)?;
         let programs_max = settings.programs_max.unwrap_or(PROGRAMS_MAX);
@@ -278,16 +257,12 @@ impl Config {
             return Err(fault("programs-max", "must be 1 to 4096"));
         }
         if settings.queues_per_user == Some(0) {
-            return Err(fault(
-                "queues-per-user",
-                "0 leaves nobody any: name users with --allow-uid",
-            ));
+            let what = "0 leaves nobody any: name users with --allow-uid";
+            return Err(fault("queues-per-user", what));
         }
         if settings.programs_per_user == Some(0) {
-            return Err(fault(
-                "programs-per-user",
-                "0 lets nobody in: name users with --allow-uid",
-            ));
+            let what = "0 lets nobody in: name users with --allow-uid";
+            return Err(fault("programs-per-user", what));
         }
         let law = match settings.law.unwrap_or_default() {
             LawName::Paced => Law::Paced,
@@ -299,10 +274,8 @@ impl Config {
         }
         let log = settings.log.unwrap_or_else(|| "info".to_owned());
         if let Err(error) = log.parse::<tracing_subscriber::filter::Targets>() {
-            return Err(fault(
-                "log",
-                format!("{error}; write info, or lm_admission=debug,warn"),
-            ));
+            let what = format!("{error}; write info, or lm_admission=debug,warn");
+            return Err(fault("log", what));
         }
         Ok(Config {
             interfaces: settings.interface,
@@ -364,9 +337,8 @@ impl Config {
 
     /// Bytes that one user may have registered, of a machine's memory.
     pub fn memory_per_user_bytes(&self, machine_bytes: u64) -> u64 {
-        self.per_user
-            .memory_bytes
-            .unwrap_or(self.share(machine_bytes / 2))
+        let share = self.share(machine_bytes / 2);
+        self.per_user.memory_bytes.unwrap_or(share)
     }
 
     /// Settings that a running daemon cannot change, and that differ.
@@ -388,11 +360,8 @@ impl Config {
             ("user", self.user != other.user),
             ("metrics", self.metrics != other.metrics),
         ];
-        differ
-            .iter()
-            .filter(|(_, differs)| *differs)
-            .map(|(name, _)| *name)
-            .collect()
+        let differing = differ.iter().filter(|(_, differs)| *differs);
+        differing.map(|(name, _)| *name).collect()
     }
 }
 

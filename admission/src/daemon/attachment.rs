@@ -101,41 +101,30 @@ impl Attachment {
             several_programs: true,
             ..GateConfig::default()
         };
-        let wanted = match config.mode {
-            GateMode::Auto => None,
-            GateMode::Copy => Some(EffectiveMode::Native),
-            GateMode::Generic => Some(EffectiveMode::Generic),
+        let (mode, wanted) = match config.mode {
+            GateMode::Auto => (AttachMode::Auto, None),
+            GateMode::Copy => (AttachMode::Native, Some(EffectiveMode::Native)),
+            GateMode::Generic => (AttachMode::Generic, Some(EffectiveMode::Generic)),
         };
         let told = |error: lm_ebpf::AttachError| format!("{name}: {error}");
         let mut reopened = Gate::reopen(interface.index, &gate_config, &dir).map_err(told)?;
         if let Some(gate) = &mut reopened
             && wanted.is_some_and(|wanted| wanted != gate.mode())
         {
-            tracing::warn!(
-                interface = name,
-                "the gate of the last daemon is in another mode: it is replaced"
-            );
-            gate.unpin()
-                .map_err(|error| format!("{name}: cannot remove the pins: {error}"))?;
+            let what = "the gate of the last daemon is in another mode: it is replaced";
+            tracing::warn!(interface = name, "{what}");
+            let unpinned = gate.unpin();
+            unpinned.map_err(|error| format!("{name}: cannot remove the pins: {error}"))?;
             reopened = None;
         }
         let is_reopened = reopened.is_some();
         let gate = match reopened {
             Some(gate) => gate,
             None => {
-                let mode = match config.mode {
-                    GateMode::Auto => AttachMode::Auto,
-                    GateMode::Copy => AttachMode::Native,
-                    GateMode::Generic => AttachMode::Generic,
-                };
                 let mut gate = Gate::attach(interface.index, &gate_config, mode).map_err(told)?;
+                let place = pins.name().display();
                 let pinned = gate.pin(&dir);
-                pinned.map_err(|error| {
-                    format!(
-                        "{name}: cannot pin the gate in {}: {error}",
-                        pins.name().display()
-                    )
-                })?;
+                pinned.map_err(|error| format!("{name}: cannot pin the gate in {place}: {error}"))?;
                 gate
             }
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use lm_dataplane::LandingTerms;
-use lm_dataplane::ipc::{Progress, Role};
+use lm_dataplane::ipc::{Event, Progress, Role};
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
@@ -48,7 +48,7 @@ pub(crate) struct Ground {
     /// Whose XSK was bound last on each queue, which may be there still: its memory is pinned, and the queue busy, as long as somebody has
     /// it open, whether that is a program of the daemon's or not.
     pub(crate) sockets: Vec<Option<Socket>>,
-    pub(crate) news: Vec<News>,
+    pub(crate) news: Vec<(ProgramId, News)>,
     /// Under the policy `exclusive`: until when the gate admits anything; long ago before that is known.
     active_until_ns: u64,
     /// The session that its program ends itself.
@@ -115,10 +115,7 @@ impl Ground {
     /// Queues that nobody has, and that may not be free of a socket: each is given out once, until [`Ground::found_socket`].
     pub(crate) fn look_for_sockets(&mut self) -> Vec<u16> {
         let mut looking = Vec::new();
-        for queue in (0..self.queues.len() as u16)
-            .filter(|&queue| self.is_free(queue))
-            .collect::<Vec<_>>()
-        {
+        for queue in self.free_queues() {
             if let Some(socket) = &mut self.sockets[usize::from(queue)]
                 && !std::mem::replace(&mut socket.looked_for, true)
             {
@@ -261,14 +258,32 @@ impl Ground {
 
     /// Takes over a session that goes on without its place.
     pub(crate) fn adopt_aside(&mut self, session: &Session, admission: SessionAdmission) {
-        let session_key = session.grant.session_key;
-        if let Some(holder) = self.holder(session.grant.landing_queue) {
+        let (queue, row) = (session.grant.landing_queue, admission.row() as usize);
+        self.occupy(
+            (queue, row),
+            session.grant.session_key,
+            session.data_peer(),
+            admission,
+            false,
+        );
+    }
+
+    /// A session takes a row.
+    fn occupy(
+        &mut self,
+        (queue, row): (u16, usize),
+        session_key: u64,
+        from: SocketAddrV4,
+        admission: SessionAdmission,
+        has_place: bool,
+    ) {
+        if let Some(holder) = self.holder(queue) {
             holder.sessions.insert(session_key, Granted::new());
-            holder.rows[admission.row() as usize] = Row::Taken {
+            holder.rows[row] = Row::Taken {
                 session_key,
-                from: session.data_peer(),
+                from,
                 admission,
-                has_place: false,
+                has_place,
             };
         }
     }
@@ -277,10 +292,9 @@ impl Ground {
     pub(crate) fn tell_aside(&mut self, program: ProgramId) {
         let holders = self.queues.iter().flatten();
         let own = holders.filter(|holder| holder.program == program);
-        self.news.extend(
-            own.flat_map(Holder::aside)
-                .map(|session_key| News::SetAside { program, session_key }),
-        );
+        let aside = own.flat_map(Holder::aside);
+        self.news
+            .extend(aside.map(|session_key| (program, News::Event(Event::SetAside { session_key }))));
     }
 
     /// Takes over a session that an earlier daemon granted, and whose gate is open until then. Under `exclusive` it is so no longer.
@@ -297,16 +311,13 @@ impl Ground {
         self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
         self.gate
             .extend_session(queue.into(), row as u32, admission.active_until_ns)?;
-        if let Some(holder) = self.holder(queue) {
-            let session_key = session.grant.session_key;
-            holder.sessions.insert(session_key, Granted::new());
-            holder.rows[row] = Row::Taken {
-                session_key,
-                from: session.data_peer(),
-                admission,
-                has_place: true,
-            };
-        }
+        self.occupy(
+            (queue, row),
+            session.grant.session_key,
+            session.data_peer(),
+            admission,
+            true,
+        );
         Ok(())
     }
 
@@ -397,16 +408,11 @@ impl Ground {
         let closing: u64 = (0..ROWS as u32)
             .map(|row| u64::from(self.gate.is_closing(queue.into(), row)) << row)
             .sum();
-        let Some(holder) = self.holder(queue) else {
-            return Err(RejectReason::Unsupported.into());
-        };
-        let Some(offer) = holder
-            .offer
-            .as_ref()
-            .filter(|_| holder.role == Some(Role::Landing))
-        else {
-            return Err(RejectReason::Unsupported.into());
-        };
+        let holder = self
+            .holder(queue)
+            .filter(|holder| holder.role == Some(Role::Landing));
+        let holder = holder.ok_or(RejectReason::Unsupported)?;
+        let offer = holder.offer.as_ref().ok_or(RejectReason::Unsupported)?;
         if !allows(&offer.allow, *application.from.ip()) {
             return Err(RejectReason::NotAllowed.into());
         }
@@ -448,20 +454,9 @@ impl Ground {
             tracing::error!(queue, %from, "cannot open the gate: {error}");
             return Err(RejectReason::Unsupported.into());
         }
-        if let Some(holder) = self.holder(queue) {
-            holder.sessions.insert(session_key, Granted::new());
-            holder.rows[row] = Row::Taken {
-                session_key,
-                from,
-                admission,
-                has_place,
-            };
-        }
-        self.news.push(News::Opened {
-            program,
-            session_key,
-            row: row as u16,
-        });
+        self.occupy((queue, row), session_key, from, admission, has_place);
+        let row = row as u16;
+        self.news.push((program, News::Opened { session_key, row }));
         Ok(terms)
     }
 
@@ -496,7 +491,8 @@ impl Landing for Ground {
             return false;
         };
         *has_place = true;
-        self.news.push(News::Landed { program, session_key });
+        self.news
+            .push((program, News::Event(Event::Landed { session_key })));
         true
     }
 
@@ -536,7 +532,8 @@ impl Landing for Ground {
         if let Err(error) = self.shut(queue, row) {
             tracing::error!(queue, "cannot close the gate: {error}");
         }
-        self.news.push(News::SetAside { program, session_key });
+        self.news
+            .push((program, News::Event(Event::SetAside { session_key })));
         Aside::Done
     }
 
@@ -565,12 +562,13 @@ impl Landing for Ground {
                 _ => None,
             };
             let is_idle = granted.unused.is_some_and(|unused| unused.is_idle);
-            self.news.push(News::Closed {
-                program,
+            let was_idle = messages.is_none() && is_idle;
+            let event = Event::Closed {
                 session_key,
                 messages,
-                was_idle: messages.is_none() && is_idle,
-            });
+                was_idle,
+            };
+            self.news.push((program, News::Event(event)));
         }
         granted.delivered
     }

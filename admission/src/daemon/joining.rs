@@ -29,7 +29,12 @@ impl Daemon {
                 self.config.interfaces.join(", ")
             ));
         };
-        let Some(attachment) = self.attachments[position].as_ref() else {
+        let uid = self
+            .programs
+            .get(&id)
+            .map_or(u32::MAX, |program| program.credentials.uid);
+        let left = self.queues_left(uid, position);
+        let Some(attachment) = self.attachments[position].as_mut() else {
             return Err(format!("{name} is gone: wait for it to come back"));
         };
         let generic = attachment.ground.gate.mode() == EffectiveMode::Generic;
@@ -64,14 +69,6 @@ impl Daemon {
                 "port {data_port} of {name} is another program's: bind another one"
             ));
         }
-        let uid = self
-            .programs
-            .get(&id)
-            .map_or(u32::MAX, |program| program.credentials.uid);
-        let left = self.queues_left(uid, position);
-        let Some(attachment) = self.attachments[position].as_mut() else {
-            return Err(format!("{name} is gone: wait for it to come back"));
-        };
         let ground = &mut attachment.ground;
         let free = ground.free_queues();
         if free.is_empty() {
@@ -92,17 +89,16 @@ impl Daemon {
         for queue in landing_queue.into_iter().chain(general_queue) {
             ground.take(queue, id, data_port);
         }
-        let token = random_u64();
-        let joined = Joined {
-            token,
-            interface_index: attachment.index,
+        let member = Member {
+            token: random_u64(),
+            interface: position,
+            data_port,
             general_queue,
             landing_queue,
-            generic,
-            control_port: attachment.address.port(),
-            received: Vec::new(),
-            sent: Vec::new(),
+            memory: Default::default(),
+            sent: Default::default(),
         };
+        let joined = member.joined(attachment);
         if let Some(program) = self.programs.get_mut(&id) {
             tracing::info!(
                 interface = name,
@@ -113,15 +109,7 @@ impl Daemon {
                 ?landing_queue,
                 "joined"
             );
-            program.member = Some(Member {
-                token,
-                interface: position,
-                data_port,
-                general_queue,
-                landing_queue,
-                memory: Default::default(),
-                sent: Default::default(),
-            });
+            program.member = Some(member);
         }
         self.is_changed = true;
         Ok(Some((Reply::Joined(joined), Vec::new())))
@@ -152,21 +140,7 @@ impl Daemon {
         }
         attachment.ground.renumber(old, id);
         attachment.ground.tell_aside(id);
-        let sessions = attachment.node.sessions();
-        let received = sessions
-            .filter(|(port, _)| *port == member.data_port)
-            .map(|(_, session)| session.grant.session_key)
-            .collect();
-        let joined = Joined {
-            token,
-            interface_index: attachment.index,
-            general_queue: member.general_queue,
-            landing_queue: member.landing_queue,
-            generic: attachment.ground.gate.mode() == EffectiveMode::Generic,
-            control_port: attachment.address.port(),
-            received,
-            sent: member.sent.keys().copied().collect(),
-        };
+        let joined = member.joined(attachment);
         self.programs.remove(&old);
         if let Some(program) = self.programs.get_mut(&id) {
             tracing::info!(
@@ -178,6 +152,26 @@ impl Daemon {
         }
         self.is_changed = true;
         Ok(Some((Reply::Joined(joined), Vec::new())))
+    }
+}
+
+impl Member {
+    /// What the program is told of what it has.
+    fn joined(&self, attachment: &Attachment) -> Joined {
+        let sessions = attachment
+            .node
+            .sessions()
+            .filter(|(port, _)| *port == self.data_port);
+        Joined {
+            token: self.token,
+            interface_index: attachment.index,
+            general_queue: self.general_queue,
+            landing_queue: self.landing_queue,
+            generic: attachment.ground.gate.mode() == EffectiveMode::Generic,
+            control_port: attachment.address.port(),
+            received: sessions.map(|(_, session)| session.grant.session_key).collect(),
+            sent: self.sent.keys().copied().collect(),
+        }
     }
 }
 

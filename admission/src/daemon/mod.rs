@@ -131,16 +131,7 @@ pub struct Daemon {
 
 /// Random bits from the kernel.
 fn random_u64() -> u64 {
-    let mut bytes = [0u8; 8];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => panic!("the kernel gives no random numbers: {error}"),
-        }
-    }
-    u64::from_ne_bytes(bytes)
+    u64::from_ne_bytes(crate::key::random().unwrap_or_else(|what| panic!("{what}")))
 }
 
 /// Looks whether a daemon could start, without changing anything.
@@ -163,11 +154,8 @@ impl Daemon {
     /// # Errors
     /// One line with the remedy.
     pub fn start(config: Config, key: ClusterKey, reload: Reload, set_log: SetLog) -> Result<Daemon, String> {
-        let user = config
-            .user
-            .as_deref()
-            .map(crate::privileges::find_user)
-            .transpose()?;
+        let user = config.user.as_deref().map(crate::privileges::find_user);
+        let user = user.transpose()?;
         crate::privileges::check()?;
         let mut directories = vec![config.state_dir.clone()];
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
@@ -192,9 +180,8 @@ impl Daemon {
         let waker = Waker::new(registry, WAKER).map_err(told("make an epoll instance"))?;
         let mut signals =
             Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(told("watch for signals"))?;
-        registry
-            .register(&mut signals, SIGNALS, Interest::READABLE)
-            .map_err(told("watch for signals"))?;
+        let watched = registry.register(&mut signals, SIGNALS, Interest::READABLE);
+        watched.map_err(told("watch for signals"))?;
         let links = interfaces::watch().map_err(told("watch interfaces"))?;
         let watched = registry.register(&mut SourceFd(&links.as_raw_fd()), LINKS, Interest::READABLE);
         watched.map_err(told("watch interfaces"))?;
@@ -203,10 +190,7 @@ impl Daemon {
         let waker = Arc::new(waker);
         let workers =
             Workers::start(Arc::clone(&waker), config.state_dir.clone()).map_err(told("start a thread"))?;
-        let metrics = match config.metrics {
-            Some(address) => Some(Metrics::serve(address, waker)?),
-            None => None,
-        };
+        let metrics = config.metrics.map(|address| Metrics::serve(address, waker));
         let mut daemon = Daemon {
             attachments: config.interfaces.iter().map(|_| None).collect(),
             absent: vec![(String::new(), Time::ZERO); config.interfaces.len()],
@@ -221,7 +205,7 @@ impl Daemon {
             links,
             signals,
             workers,
-            metrics,
+            metrics: metrics.transpose()?,
             programs: BTreeMap::new(),
             unread: Vec::new(),
             next_program: 0,
@@ -279,32 +263,24 @@ impl Daemon {
     /// How long nothing is to be done.
     fn timeout(&self) -> Option<Duration> {
         let can_go_on = |program: &Program| program.can_be_read() || program.has_question();
-        let is_behind = self
-            .attachments
-            .iter()
-            .flatten()
-            .any(|attachment| attachment.ports.more);
+        let attachments = || self.attachments.iter().flatten();
+        let is_behind = attachments().any(|attachment| attachment.ports.more);
         if self.config.spin || is_behind || self.accepting || self.programs.values().any(can_go_on) {
             return Some(Duration::ZERO);
         }
         let now = clock::now();
-        let nodes = self
-            .attachments
-            .iter()
-            .flatten()
-            .map(|attachment| attachment.node.next_deadline());
+        let nodes = attachments().map(|attachment| attachment.node.next_deadline());
         let awaited = self.programs.values().map(|program| program.awaited_until);
         let absent = self.attachments.iter().zip(&self.absent);
         let absent = absent.map(|(attachment, (_, again))| attachment.is_none().then_some(*again));
         let is_due = self.is_changed && !self.is_writing;
         let state = is_due.then_some(self.written + STATE_PERIOD);
-        let is_crowded =
-            |program: &Program| program.connection.as_ref().is_some_and(|known| known.is_crowded);
-        let crowded = self
+        let mut connections = self
             .programs
             .values()
-            .any(is_crowded)
-            .then_some(now + CROWDED_RETRY);
+            .filter_map(|program| program.connection.as_ref());
+        let is_crowded = connections.any(|connection| connection.is_crowded);
+        let crowded = is_crowded.then_some(now + CROWDED_RETRY);
         let deadlines = nodes.chain(awaited).chain(absent).flatten();
         let deadline = deadlines.chain(state).chain(crowded).min();
         // Rounded up: epoll's milliseconds would wake the loop too early, and again and again.
@@ -334,11 +310,8 @@ impl Daemon {
         self.deliver();
         let now = clock::now();
         for attachment in self.attachments.iter_mut().flatten() {
-            if attachment
-                .node
-                .next_deadline()
-                .is_some_and(|deadline| deadline <= now)
-            {
+            let deadline = attachment.node.next_deadline();
+            if deadline.is_some_and(|deadline| deadline <= now) {
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
             }
         }

@@ -12,7 +12,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use lm_dataplane::ipc::{Control, Offer, Role};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+
+use crate::socket::Credentials;
 
 /// Version of the file. Another one's is not read.
 const VERSION: u32 = 1;
@@ -38,9 +41,8 @@ pub(crate) struct InterfaceState {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProgramState {
     pub(crate) token: u64,
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    #[serde(flatten)]
+    pub(crate) credentials: Credentials,
     pub(crate) data_port: u16,
     pub(crate) general_queue: Option<u16>,
     pub(crate) landing_queue: Option<u16>,
@@ -97,12 +99,9 @@ impl State {
         let path = State::path(dir);
         let read = || -> io::Result<Vec<u8>> {
             let mut text = Vec::new();
-            let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-            let mut file = fs::OpenOptions::new()
-                .read(true)
-                .custom_flags(no_link)
-                .open(&path)?;
-            io::Read::read_to_end(&mut file, &mut text)?;
+            let mut options = fs::OpenOptions::new();
+            let no_link = options.read(true).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+            io::Read::read_to_end(&mut no_link.open(&path)?, &mut text)?;
             Ok(text)
         };
         let text = match read() {
@@ -174,9 +173,11 @@ mod tests {
             address: "198.18.0.2:7169".parse().unwrap(),
             programs: vec![ProgramState {
                 token: u64::MAX,
-                pid: 1,
-                uid: 2,
-                gid: 3,
+                credentials: Credentials {
+                    pid: 1,
+                    uid: 2,
+                    gid: 3,
+                },
                 data_port: 7168,
                 general_queue: Some(0),
                 landing_queue: None,

@@ -37,7 +37,7 @@ pub struct Status {
 }
 
 /// One interface.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
     /// Its name.
     pub name: String,
@@ -171,7 +171,11 @@ impl Daemon {
             .zip(&self.absent)
             .map(|((name, attachment), (why, _))| match attachment {
                 Some(attachment) => self.interface_status(attachment),
-                None => absent(name, why),
+                None => InterfaceStatus {
+                    name: name.clone(),
+                    absent: Some(why.clone()),
+                    ..InterfaceStatus::default()
+                },
             });
         let programs = self.programs.values().filter_map(|program| {
             let member = program.member.as_ref()?;
@@ -245,22 +249,18 @@ impl Daemon {
                 expires_in_s: session.expires.since(now).as_secs_f64(),
             }
         });
-        let recv_addrs = attachment
-            .node
-            .recv_addrs(now)
-            .into_iter()
-            .map(|entry| RecvAddrStatus {
-                address: entry.address,
-                flag: entry.flag.to_string(),
-                expires_in_s: entry.expires.since(now).as_secs_f64(),
-            });
+        let recv_addrs = attachment.node.recv_addrs(now);
+        let recv_addrs = recv_addrs.iter().map(|entry| RecvAddrStatus {
+            address: entry.address,
+            flag: entry.flag.to_string(),
+            expires_in_s: entry.expires.since(now).as_secs_f64(),
+        });
         let usage = attachment.node.usage(now);
-        let packets = ground.gate.counters();
-        let packets = packets
+        let counters = ground.gate.counters();
+        let packets = counters
             .iter()
             .map(|(verdict, count)| (verdict.name().to_owned(), count));
-        let mut datagrams = datagrams(&attachment.node.counters());
-        datagrams.insert("not_sent".to_owned(), attachment.ports.send_errors);
+        let datagrams = datagrams(&attachment.node.counters(), attachment.ports.send_errors);
         InterfaceStatus {
             name: attachment.name.clone(),
             absent: None,
@@ -300,9 +300,8 @@ impl Daemon {
             }
         }
         let json = serde_json::to_vec(&status).map_err(|error| told(&error))?;
-        let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|error| told(&error))?;
-        let mut file = std::fs::File::from(fd);
+        let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC);
+        let mut file = std::fs::File::from(fd.map_err(|error| told(&error))?);
         file.write_all(&json).map_err(|error| told(&error))?;
         std::io::Seek::rewind(&mut file).map_err(|error| told(&error))?;
         Ok(file.into())
@@ -345,9 +344,7 @@ impl Daemon {
                 });
                 Some(ProgramState {
                     token: member.token,
-                    pid: program.credentials.pid,
-                    uid: program.credentials.uid,
-                    gid: program.credentials.gid,
+                    credentials: program.credentials,
                     data_port: member.data_port,
                     general_queue: member.general_queue,
                     landing_queue: member.landing_queue,
@@ -369,26 +366,9 @@ impl Daemon {
     }
 }
 
-fn absent(name: &str, why: &str) -> InterfaceStatus {
-    InterfaceStatus {
-        name: name.to_owned(),
-        absent: Some(why.to_owned()),
-        address: None,
-        gate: String::new(),
-        queues: Vec::new(),
-        sessions: Vec::new(),
-        recv_addrs: Vec::new(),
-        waiting: 0,
-        outgoing: 0,
-        hosts: 0,
-        smoother: None,
-        datagrams: BTreeMap::new(),
-        packets: BTreeMap::new(),
-    }
-}
-
-fn datagrams(counters: &Counters) -> BTreeMap<String, u64> {
+fn datagrams(counters: &Counters, not_sent: u64) -> BTreeMap<String, u64> {
     let counts = [
+        ("not_sent", not_sent),
         ("accepted", counters.accepted),
         ("malformed", counters.malformed),
         ("not_sealed", counters.not_sealed),
@@ -399,10 +379,7 @@ fn datagrams(counters: &Counters) -> BTreeMap<String, u64> {
         ("impossible", counters.impossible),
         ("own", counters.own),
     ];
-    counts
-        .into_iter()
-        .map(|(name, count)| (name.to_owned(), count))
-        .collect()
+    counts.map(|(name, count)| (name.to_owned(), count)).into()
 }
 
 #[cfg(test)]
@@ -424,9 +401,9 @@ impl Status {
             kernel_waiting: 13,
         };
         let interface = InterfaceStatus {
-            absent: None,
+            name: "lm0".to_owned(),
             smoother: Some(smoother),
-            ..absent("lm0", "")
+            ..InterfaceStatus::default()
         };
         Status {
             version: String::new(),

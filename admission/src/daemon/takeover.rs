@@ -17,7 +17,6 @@ use super::ground::{Holder, PLACES, Socket};
 use super::program::{Member, Program, ProgramId, Sent};
 use super::state::{InterfaceState, ProgramState, ReceivedState, State};
 use crate::clock;
-use crate::socket::Credentials;
 
 /// How long programs have to come back.
 pub(crate) const AWAITED_FOR: Duration = Duration::from_secs(5);
@@ -84,7 +83,7 @@ impl Daemon {
             .any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue))
         {
             tracing::warn!(
-                pid = state.pid,
+                pid = state.credentials.pid,
                 "a program's queues are not there any more: it is not awaited"
             );
             return;
@@ -107,7 +106,7 @@ impl Daemon {
             }
             attachment.ground.queues[usize::from(queue)] = Some(holder);
             attachment.ground.sockets[usize::from(queue)] = role.map(|_| Socket {
-                uid: state.uid,
+                uid: state.credentials.uid,
                 len_bytes: memory,
                 looked_for: false,
             });
@@ -165,18 +164,13 @@ impl Daemon {
             }
         }
         tracing::info!(
-            pid = state.pid,
+            pid = state.credentials.pid,
             data_port = state.data_port,
             received = adopted,
             sent = member.sent.len(),
             "a program is awaited"
         );
-        let credentials = Credentials {
-            pid: state.pid,
-            uid: state.uid,
-            gid: state.gid,
-        };
-        let program = Program::awaited(credentials, member, now + AWAITED_FOR);
+        let program = Program::awaited(state.credentials, member, now + AWAITED_FOR);
         self.programs.insert(id, program);
     }
 }

@@ -19,56 +19,33 @@ impl Daemon {
                 continue;
             };
             let mut unheard_of = Vec::new();
-            for news in std::mem::take(&mut attachment.ground.news) {
+            for (program, news) in std::mem::take(&mut attachment.ground.news) {
                 self.is_changed = true;
-                match news {
-                    News::Opened {
-                        program,
-                        session_key,
-                        row,
-                    } => {
-                        let session = attachment
-                            .node
-                            .sessions()
-                            .find(|(_, session)| session.grant.session_key == session_key)
-                            .map(|(_, session)| *session);
+                let event = match news {
+                    News::Event(Event::Closed { session_key, .. }) if unheard_of.contains(&session_key) => {
+                        continue;
+                    }
+                    News::Event(event) => event,
+                    News::Opened { session_key, row } => {
+                        let mut sessions = attachment.node.sessions().map(|(_, session)| *session);
                         // One that ended in the same turn: its program never heard of it.
-                        let Some(session) = session else {
+                        let Some(session) = sessions.find(|session| session.grant.session_key == session_key)
+                        else {
+                            drop(sessions);
                             attachment.ground.release(program, session_key);
                             unheard_of.push(session_key);
                             continue;
                         };
                         let request_id = session.request_id;
-                        let event = Event::Opened {
+                        Event::Opened {
                             from: session.data_peer(),
                             row,
                             request: Control::new(request_id, &ControlMessage::Request(session.request)),
                             grant: Control::new(request_id, &ControlMessage::Grant(session.told())),
-                        };
-                        telling.push((program, event));
-                    }
-                    News::Landed { program, session_key } => {
-                        telling.push((program, Event::Landed { session_key }))
-                    }
-                    News::SetAside { program, session_key } => {
-                        telling.push((program, Event::SetAside { session_key }))
-                    }
-                    News::Closed {
-                        program,
-                        session_key,
-                        messages,
-                        was_idle,
-                    } => {
-                        if !unheard_of.contains(&session_key) {
-                            let event = Event::Closed {
-                                session_key,
-                                messages,
-                                was_idle,
-                            };
-                            telling.push((program, event));
                         }
                     }
-                }
+                };
+                telling.push((program, event));
             }
             for (Ticket(ticket), outcome) in std::mem::take(&mut attachment.told) {
                 let found = self.programs.iter_mut().find_map(|(&id, program)| {

@@ -3,31 +3,21 @@
 use super::super::program::ProgramId;
 use super::ROWS;
 use crate::clock;
-use lm_dataplane::ipc::{Offer, Role};
+use lm_dataplane::ipc::{Event, Offer, Role};
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::Unused;
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+
 /// What programs are to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// A session was granted.
+    /// A session was granted: what of it, the node knows.
     Opened {
-        program: ProgramId,
         session_key: u64,
         row: u16,
     },
-    /// A session without a place has one.
-    Landed { program: ProgramId, session_key: u64 },
-    /// A session goes on without its place.
-    SetAside { program: ProgramId, session_key: u64 },
-    /// A session is over.
-    Closed {
-        program: ProgramId,
-        session_key: u64,
-        messages: Option<u32>,
-        was_idle: bool,
-    },
+    Event(Event),
 }
 
 /// A session that is not over, as far as its program has said.
