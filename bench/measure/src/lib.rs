@@ -2,6 +2,7 @@
 //! sizes, bit rates, and tables; and what a closed standard output is to both.
 #![deny(unsafe_code)]
 
+pub mod against;
 pub mod rate;
 pub mod size;
 pub mod statistics;

@@ -39,7 +39,8 @@ pub fn report(args: &ReportArgs) -> Result<(), Failure> {
     Partial::create(&args.html)?.write(&page(&reports).into_string())
 }
 
-fn read(path: &Path) -> Result<Report, Failure> {
+/// A report that `lm-bench compare` kept.
+pub(crate) fn read(path: &Path) -> Result<Report, Failure> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
         let why = crate::output::describe(&error);

@@ -11,6 +11,7 @@ use crate::size::ByteSize;
 
 /// Arguments of `lm-bench compare`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(args_override_self = true)]
 pub struct CompareArgs {
     /// The other host, where `lm-bench serve` runs
     #[arg(value_name = "HOST[:PORT]")]
@@ -62,6 +63,9 @@ pub struct CompareArgs {
     /// Keep everything in this file
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// Compare with what an earlier run has kept; fails where a row's figure differs by more than 1 %
+    #[arg(long, value_name = "FILE")]
+    pub(super) against: Option<PathBuf>,
     /// Something that the results keep among their settings: commit=1a2b3c4
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub(super) setting: Vec<(String, String)>,

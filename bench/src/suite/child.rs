@@ -1,14 +1,16 @@
 //! Programs that a command starts on its own host, and `serve` on the other: a fixed set, named by what they are for. Nobody who can
 //! reach the port can have anything else started.
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -89,9 +91,8 @@ impl Launch {
 pub(super) struct Running {
     interface: String,
     child: Child,
-    stdout: Option<JoinHandle<String>>,
-    stderr: Arc<Mutex<String>>,
-    readers: Option<JoinHandle<()>>,
+    /// What it says, on standard output and on standard error.
+    said: [File; 2],
 }
 
 impl Running {
@@ -105,40 +106,22 @@ impl Running {
         let (Place::Near(interface) | Place::Far(interface)) = place;
         await_link(interface)?;
         let (program, words) = launch.words(place, limit)?;
+        let cannot_start =
+            |error: io::Error| Failure::new(format!("cannot start {}: {error}", program.display()));
+        // In memory: a pipe would want somebody who reads it all the time.
+        let said = || memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| cannot_start(error.into()));
+        let said = [File::from(said()?), File::from(said()?)];
+        let [stdout, stderr] = said.each_ref().map(File::try_clone);
         let mut command = Command::new(&program);
         command
             .args(&words)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let spawned = on_core(core, || {
-            command
-                .spawn()
-                .map_err(|error| Failure::new(format!("cannot start {}: {error}", program.display())))
-        });
-        let mut child = spawned?;
-        let mut out = child.stdout.take().expect("it is piped");
-        let stdout = thread::spawn(move || {
-            let mut text = Vec::new();
-            // What a program that was killed had to say ends early.
-            let _ended = out.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
-        });
-        let stderr = Arc::new(Mutex::new(String::new()));
-        let (lines, err) = (Arc::clone(&stderr), child.stderr.take().expect("it is piped"));
-        let readers = thread::spawn(move || {
-            for line in BufReader::new(err).lines().map_while(Result::ok) {
-                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-                lines.push_str(&line);
-                lines.push('\n');
-            }
-        });
+            .stdout(stdout.map_err(cannot_start)?)
+            .stderr(stderr.map_err(cannot_start)?);
         let mut running = Running {
             interface: interface.to_owned(),
-            child,
-            stdout: Some(stdout),
-            stderr,
-            readers: Some(readers),
+            child: on_core(core, || command.spawn().map_err(cannot_start))?,
+            said,
         };
         if matches!(place, Place::Far(_)) {
             running.await_ready(launch)?;
@@ -148,7 +131,7 @@ impl Running {
     }
 
     fn complaints(&self) -> String {
-        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.said[1])
     }
 
     fn await_ready(&mut self, launch: &Launch) -> Result<(), Failure> {
@@ -178,14 +161,10 @@ impl Running {
     /// Waits for the program's end, which comes by its time limit at the latest, and gives what it printed.
     pub(super) fn finish(mut self) -> Result<String, Failure> {
         let status = self.child.wait().map_err(|error| Failure::new(chain(&error)))?;
-        if let Some(readers) = self.readers.take() {
-            let _ended = readers.join();
-        }
         if !status.success() {
             return Err(self.failure(&format!("it ended with {status}")));
         }
-        let stdout = self.stdout.take().expect("it is taken once");
-        Ok(stdout.join().unwrap_or_default())
+        Ok(read(&self.said[0]))
     }
 
     /// The program's own last line, or what is wrong with it.
@@ -216,6 +195,13 @@ impl Drop for Running {
         // Who was ended by a signal has given nothing back, and the next one is not to be measured with it.
         give_back(&self.interface);
     }
+}
+
+/// All that was written to a file so far.
+fn read(file: &File) -> String {
+    let mut bytes = vec![0; file.metadata().map_or(0, |metadata| metadata.len() as usize)];
+    let len = file.read_at(&mut bytes, 0).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
 /// Runs `work` on a core; what it starts stays there.

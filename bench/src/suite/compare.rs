@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use lm_measure::against::changes;
+
 use super::args::CompareArgs;
-use super::measure::{Bench, Extent, SHORT};
+use super::measure::{Bench, SHORT};
 use super::output;
 use super::ratios;
 use super::schema::{Absent, Failed, Measured, Report, Round, Row, SCHEMA, What};
@@ -12,6 +14,7 @@ use super::systems::System;
 use crate::cli::Failure;
 use crate::files::Partial;
 use crate::histogram::LatencyHistogram;
+use crate::page::read as read_report;
 use crate::size::ByteSize;
 
 /// What to measure at which lengths: round trips that nothing but the default asks for have one.
@@ -45,16 +48,9 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
         named => named.to_vec(),
     };
     let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let earlier = args.against.as_deref().map(read_report).transpose()?;
     let kept = args.json.as_deref().map(Partial::create).transpose()?;
     let mut bench = Bench::connect(args)?;
-    let extent = Extent {
-        warm_up: args.warm_up,
-        seconds: args.seconds,
-        count: args.count,
-        rate: args.rate.map(|rate| rate.get() as f64),
-        bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
-        mode: args.mode,
-    };
     let mut run = Run::default();
     let mut present = Vec::new();
     for system in systems {
@@ -82,7 +78,7 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
                     what.name(),
                     system.name
                 );
-                run.measure(&mut bench, system, (what, size, at), extent);
+                run.measure(&mut bench, system, (what, size, at), args);
             }
         }
     }
@@ -99,7 +95,28 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
         let why = why.map_or("nothing was asked for", String::as_str);
         return Err(Failure::new(format!("nothing was measured: {why}")));
     }
-    Ok(())
+    earlier.map_or(Ok(()), |earlier| agree(&report, &earlier))
+}
+
+/// Two runs agree when no figure differs by more than this.
+const AGREE: f64 = 0.01;
+
+/// Says by how much each row of an earlier run is better now.
+fn agree(report: &Report, earlier: &Report) -> Result<(), Failure> {
+    let value = |report| serde_json::to_value(report).expect("a report is numbers and names");
+    let (changes, mut differing) = (changes(&value(report), &value(earlier)), 0);
+    for change in &changes {
+        println!("against the earlier run: {change}");
+        differing += u32::from(change.better.is_none_or(|better| better.abs() > AGREE));
+    }
+    match differing {
+        0 => Ok(()),
+        _ => Err(Failure::new(format!(
+            "{differing} of {} rows differ by more than {} % from the earlier run",
+            changes.len(),
+            AGREE * 100.0
+        ))),
+    }
 }
 
 /// A measurement with this number of failures will not succeed, and takes longest.
@@ -121,13 +138,13 @@ impl Run {
         bench: &mut Bench,
         system: &System,
         (what, size, at): (What, u64, u32),
-        extent: Extent,
+        args: &CompareArgs,
     ) {
         let same = (self.failures.iter())
             .filter(|one| (one.what, &one.system, one.size) == (what, &system.name, size));
         let measured = match same.count() >= FAILURES_MOST {
             true => Err(Failure::new(format!("not tried after {FAILURES_MOST} failures"))),
-            false => bench.measure(system, what, size, at, extent),
+            false => bench.measure(system, what, size, at, args),
         };
         match measured {
             Ok((round, histogram)) => self.keep((what, system, size), round, histogram),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU64;
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::schema::{Link, Load, Round, Times, What};
 use super::serve::{self, Far, Hello};
 use super::systems::{How, System};
 use super::tools::ToolSpec;
-use crate::cli::{Failure, Mode};
+use crate::cli::Failure;
 use crate::histogram::LatencyHistogram;
 use crate::link::{self, interface_towards};
 
@@ -54,21 +55,6 @@ impl Pair {
             far: far.link(address)?,
         })
     }
-}
-
-/// How long and how often.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    pub(super) warm_up: f64,
-    pub(super) seconds: f64,
-    /// Round trips.
-    pub(super) count: u64,
-    /// Round trips a second, by the clock.
-    pub(super) rate: Option<f64>,
-    /// Most to send, in bits per second.
-    pub(super) bit_rate: Option<f64>,
-    /// How packets pass between driver and LM.
-    pub(super) mode: Mode,
 }
 
 /// Both hosts and the links between them.
@@ -155,18 +141,18 @@ impl Bench {
         what: What,
         size: u64,
         at: u32,
-        extent: Extent,
+        args: &CompareArgs,
     ) -> Result<(Round, Option<LatencyHistogram>), Failure> {
         let pair = self.pair(system);
         let (near, far) = (pair.near.clone(), pair.far.clone());
-        let limit = Duration::from_secs_f64(extent.warm_up + extent.seconds) + SET_UP;
+        let limit = Duration::from_secs_f64(args.warm_up + args.seconds) + SET_UP;
         let round_trips = what == What::RoundTrips;
         if let Some(tool) = system.how.tool() {
             let spec = ToolSpec {
                 tool,
                 address: SocketAddrV4::new(far.address, tool.port()),
                 size,
-                seconds: extent.seconds,
+                seconds: args.seconds,
             };
             let [here, ..] = self.run(&Launch::Tool(spec.clone()), None, &near, limit, true)?;
             return Ok((spec.round(at, &here)?, None));
@@ -179,7 +165,7 @@ impl Bench {
             size,
             address: SocketAddrV4::new(address, port),
             mtu,
-            mode: extent.mode,
+            mode: system.options.mode.unwrap_or(args.mode),
             senders,
             queues: 1,
             pace: None,
@@ -195,10 +181,10 @@ impl Bench {
             goes_first: self.load.is_some(),
             queues: near.queues.min(far.queues),
             pace: paced.then(|| std::process::id().into()),
-            ..spec(system, task(what, extent), size, port)
+            ..spec(system, task(what, args), size, port)
         });
         let load = self.load.as_ref().map(|load| {
-            let (options, task) = (&load.options, task(What::Stream, extent));
+            let (options, task) = (&load.options, task(What::Stream, args));
             let task = match task {
                 Task::Stream { warm_up, seconds, .. } => Task::Stream {
                     warm_up,
@@ -216,7 +202,7 @@ impl Bench {
             true => Outcome::default(),
             false => outcome(&there)?,
         };
-        if round_trips && extent.rate.is_none() && here.lost_messages > 0 {
+        if round_trips && args.rate.is_none() && here.lost_messages > 0 {
             return Err(Failure::new(format!(
                 "{} answers are missing",
                 here.lost_messages
@@ -367,20 +353,26 @@ fn work_per_message(ends: [(&Cost, u64); 2]) -> Vec<[f64; 2]> {
     ends.into_iter().filter_map(of_end).collect()
 }
 
-fn task(what: What, extent: Extent) -> Task {
-    let Extent { count, seconds, .. } = extent;
+fn task(what: What, args: &CompareArgs) -> Task {
+    let CompareArgs {
+        count,
+        seconds,
+        warm_up,
+        ..
+    } = *args;
+    let per_second = |rate: Option<NonZeroU64>| rate.map(|rate| rate.get() as f64);
     match what {
         What::RoundTrips => Task::RoundTrips {
             count,
             seconds,
-            rate: extent.rate,
-            warm_up: (extent.rate.unwrap_or(0.0) * extent.warm_up) as u64,
+            rate: per_second(args.rate),
+            warm_up: (per_second(args.rate).unwrap_or(0.0) * warm_up) as u64,
         },
         What::Beside => Task::Beside { count, seconds },
         What::Stream => Task::Stream {
-            warm_up: extent.warm_up,
+            warm_up,
             seconds,
-            rate: extent.bit_rate,
+            rate: per_second(args.bit_rate),
         },
     }
 }

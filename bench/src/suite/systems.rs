@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::What;
 use super::tools::Tool;
-use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption, parse_rate};
+use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption, Mode, parse_rate};
 use crate::lm::Idle;
 use crate::size::ByteSize;
 
@@ -62,6 +62,9 @@ pub(crate) struct Options {
     /// LM: how its ends wait
     #[arg(long, value_enum, default_value_t = Idle::Spin)]
     pub(crate) idle: Idle,
+    /// LM and bare: how packets pass between driver and program [default: --mode]
+    #[arg(long, value_enum)]
+    pub(super) mode: Option<Mode>,
     /// LM: what becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub(crate) delivery: DeliveryOption,
@@ -74,6 +77,9 @@ pub(crate) struct Options {
     /// LM: fragments in a window
     #[arg(long, value_parser = crate::cli::parse_window, default_value = "256")]
     pub(crate) window: WindowShape,
+    /// LM: whether its programs produce and consume all bytes, and a message's while it is on its way or before and after
+    #[arg(long, value_enum, default_value_t = Work::None)]
+    pub(crate) work: Work,
     /// TCP: congestion control of the near end
     #[arg(long)]
     pub(crate) congestion: Option<String>,
@@ -98,6 +104,17 @@ pub(crate) struct Options {
     /// Of a stream with a rate: messages that are due at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) burst: u32,
+}
+
+/// What programs do with messages' bytes (E-UDP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Work {
+    /// Nothing.
+    None,
+    /// A message is produced, then sent, and consumed when it has come.
+    Coarse,
+    /// Each window is sent when it is produced, and consumed when it is there.
+    Overlap,
 }
 
 /// How a smoother finds its rate.

@@ -202,6 +202,34 @@ fn round_trips_of_any_length_by_the_clock_and_without() {
     end(&bed, server);
 }
 
+/// E-UDP's question as words; and a run that is compared with an earlier one.
+#[test]
+fn bytes_are_made_and_read_while_a_message_is_on_its_way_or_before_and_after() {
+    let Some(bed) = Bed::new() else { return };
+    let server = serve(&bed);
+    let line = format!(
+        "compare {RECEIVER} --tasks round-trips --rounds 1 --systems 'lm --work overlap,lm --work coarse' --sizes 1M \
+         --count 5 --seconds 5"
+    );
+    let (report, _) = measure(&bed, &line);
+    assert_eq!(report.rows.len(), 2, "{:?}", report.failures);
+    report
+        .rows
+        .iter()
+        .for_each(|row| check_round(row, &row.rounds[0], 0));
+    let against = bed.path("earlier.json");
+    let mut earlier = report.clone();
+    earlier.rows[0].rounds[0].times.as_mut().unwrap().p50_ns = 1.0;
+    fs::write(&against, serde_json::to_vec(&earlier).unwrap()).unwrap();
+    let line = format!("{line} --against {}", against.display());
+    let ended = Tool::start(lm_bench(&bed, Host::Sender, &line)).end_within(LONG);
+    ended.expect_code(1);
+    assert!(ended.stderr.contains("from the earlier run"), "{}", ended.stderr);
+    let text = String::from_utf8_lossy(&ended.stdout);
+    assert!(text.contains("lm --work overlap round-trips 1048576 -"), "{text}");
+    end(&bed, server);
+}
+
 #[test]
 fn costs_of_a_transfer_with_a_rate() {
     let Some(bed) = Bed::new() else { return };

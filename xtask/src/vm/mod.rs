@@ -217,7 +217,7 @@ pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
     watch_signals()?;
     let task = |row: &Row| Task {
         name: row.name(),
-        limit_s: row.limit_s(),
+        limit_s: row.limit_s,
         work: Work::Row(row.clone()),
     };
     let tasks: Vec<Task> = rows.iter().map(task).collect();

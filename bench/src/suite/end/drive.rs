@@ -100,7 +100,7 @@ pub(super) fn ask(
     let mut answered = None;
     let mut lost = 0;
     let gives_up = spec.system.gives_up();
-    let progress = Progress::watch("an answer is missing".to_owned());
+    let progress = Progress::watch("an answer is missing".to_owned(), spec.size);
     for number in 0..count + warm_up {
         if number == warm_up {
             meter.begin(end.work());
@@ -424,7 +424,7 @@ pub(super) fn drain(end: &mut dyn End) -> io::Result<()> {
 
 /// Ends the process when nothing arrives any more. TCP itself tells of an end, and repeats what is lost after seconds at times.
 fn watch(spec: &Spec, came: usize, senders: usize) -> Option<Progress> {
-    (spec.system.how != How::Tcp).then(|| Progress::watch(stopped(came, senders)))
+    (spec.system.how != How::Tcp).then(|| Progress::watch(stopped(came, senders), spec.size))
 }
 
 /// Why a measurement ends without a result.

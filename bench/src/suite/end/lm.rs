@@ -4,13 +4,16 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, LoanError, PeerId, RecvError, SendError,
+    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, Incoming, LoanError, Message, PeerId, RecvError,
+    SendError,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Arrival, End, EndArgs, Outcome, Side, Spec, Task, Work, write_number};
 use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, connect};
 use crate::suite::host::await_link;
+use crate::suite::systems::Work as Bytes;
 
 /// Bytes that a stream has under way. The window of packets is shared by its messages, so that short ones need many; but what is
 /// under way should stay in the processor's cache.
@@ -72,6 +75,7 @@ pub(super) struct Lm {
     /// The far end learns it from the first message.
     peer: Option<PeerId>,
     options: ConnectOptions,
+    work: Bytes,
     integrity: IntegrityOption,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
@@ -102,35 +106,114 @@ impl Lm {
             endpoint,
             peer,
             options,
+            work: spec.system.options.work,
             integrity: spec.system.options.integrity,
             peers: Vec::with_capacity(spec.senders as usize),
         })
     }
 }
 
-impl End for Lm {
-    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+impl Lm {
+    /// Asks for something that takes memory until there is some, and for a session where the far end has none back yet.
+    fn taking<T>(
+        &mut self,
+        len: usize,
+        mut ask: impl FnMut(&mut Endpoint, PeerId) -> Result<T, LoanError>,
+    ) -> io::Result<T> {
         let peer = self.peer.expect("a far end only answers");
-        let region = loop {
-            match try_loan(&mut self.endpoint, peer, len, number) {
-                Ok(Some(region)) => break region,
-                Ok(None) => {
+        loop {
+            match ask(&mut self.endpoint, peer) {
+                Ok(taken) => return Ok(taken),
+                Err(LoanError::WouldBlock) => {
                     if self.endpoint.poll() == 0 {
                         self.endpoint.wait(Duration::from_millis(10));
                     }
                 }
-                // The far end has no session back yet.
                 Err(_) if self.endpoint.peer(peer).max_message_len() < len as u64 => {
-                    self.endpoint
-                        .peer(peer)
-                        .open_session(&self.options)
-                        .map_err(|error| failed(&error))?;
+                    let opened = self.endpoint.peer(peer).open_session(&self.options);
+                    opened.map_err(|error| failed(&error))?;
                 }
                 Err(error) => return Err(failed(&error)),
             }
-        };
-        let sent = self.endpoint.send(region, number);
-        sent.map_err(|error: SendError| failed(&error))?;
+        }
+    }
+
+    /// Sends each window of a message as soon as it is produced.
+    fn send_overlapping(&mut self, len: usize, number: u64) -> io::Result<()> {
+        let mut writer = self.taking(len, |endpoint, peer| {
+            endpoint.peer(peer).begin(len as u64, number)
+        })?;
+        let window = self.options.window.fragments() as usize;
+        let mut done = 0;
+        while done < len as u64 {
+            for payload in writer.payloads_mut().take(window) {
+                done += produce(payload, number);
+            }
+            let released = match done < len as u64 {
+                true => writer.release(done),
+                false => writer.finish(),
+            };
+            released.map_err(|error| failed(&error))?;
+            self.endpoint.poll();
+        }
+        Ok(())
+    }
+
+    /// The next message, of which each window was consumed as soon as it was there.
+    fn receive_overlapping(&mut self, until: Option<Instant>) -> Result<Message, RecvError> {
+        let mut reading: Option<(Incoming, u64)> = None;
+        loop {
+            self.endpoint.poll();
+            if let Some(incoming) = self.endpoint.try_incoming() {
+                reading = Some((incoming, 0));
+            }
+            if let Some((incoming, done)) = &mut reading
+                && let Some(there) = incoming.shown().find(|range| range.contains(done))
+            {
+                consume(incoming.bytes(*done..there.end).unwrap_or_default());
+                *done = there.end;
+            }
+            if let Some(message) = self.endpoint.try_recv()? {
+                let consumed = reading.filter(|(incoming, _)| incoming.number() == message.number());
+                consume(&message[consumed.map_or(0, |(_, done)| done as usize)..]);
+                return Ok(message);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err(RecvError::TimedOut);
+            }
+        }
+    }
+}
+
+/// Writes all bytes of a payload, from the message's number on; how many they are.
+fn produce(payload: &mut [u8], number: u64) -> u64 {
+    for word in payload.chunks_mut(size_of::<u64>()) {
+        write_number(word, number);
+    }
+    payload.len() as u64
+}
+
+/// Reads all bytes.
+fn consume(bytes: &[u8]) {
+    std::hint::black_box(xxh3_64(bytes));
+}
+
+impl End for Lm {
+    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+        if self.work == Bytes::Overlap {
+            self.send_overlapping(len, number)?;
+        } else {
+            let mut region = self.taking(len, |endpoint, peer| {
+                try_loan(endpoint, peer, len, number)?.ok_or(LoanError::WouldBlock)
+            })?;
+            if self.work == Bytes::Coarse {
+                for payload in region.payloads_mut() {
+                    produce(payload, number);
+                }
+            }
+            let sent = self.endpoint.send(region, number);
+            sent.map_err(|error: SendError| failed(&error))?;
+        }
         while self.endpoint.try_completion().is_some() {}
         Ok(())
     }
@@ -138,13 +221,21 @@ impl End for Lm {
     fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            match self.endpoint.recv(left) {
+            let received = match self.work {
+                Bytes::Overlap => self.receive_overlapping(until),
+                Bytes::Coarse => self.endpoint.recv(left).inspect(|message| consume(message)),
+                Bytes::None => self.endpoint.recv(left),
+            };
+            match received {
                 Ok(message) => {
                     let peer = message.peer();
                     self.peer = Some(peer);
                     while self.endpoint.try_completion().is_some() {}
                     let known = self.peers.iter().position(|one| *one == peer);
                     let from = known.unwrap_or_else(|| {
+                        if self.work == Bytes::Overlap {
+                            self.endpoint.peer(peer).watch();
+                        }
                         self.peers.push(peer);
                         self.peers.len() - 1
                     });

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// How often the watching thread looks. Silence is noticed after one to two such periods.
 const PERIOD: Duration = Duration::from_millis(700);
+/// So much longer for each byte of what arrives at once: 10 MB/s is slow.
+const PERIOD_OF_BYTE: Duration = Duration::from_nanos(100);
 
 /// Counts what has arrived. Before the first arrival nothing is watched.
 #[derive(Debug)]
@@ -19,7 +21,8 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Watches; when nothing has arrived for a while after something had, complains and ends the process with exit code 1.
-    pub(crate) fn watch(what_is_wrong: String) -> Progress {
+    pub(crate) fn watch(what_is_wrong: String, message_len: u64) -> Progress {
+        let period = PERIOD + PERIOD_OF_BYTE * u32::try_from(message_len).unwrap_or(u32::MAX);
         let count = Arc::new(AtomicU64::new(0));
         let seen = Arc::downgrade(&count);
         thread::spawn(move || {
@@ -33,7 +36,7 @@ impl Progress {
                     std::process::exit(1);
                 }
                 before = now;
-                thread::sleep(PERIOD);
+                thread::sleep(period);
             }
         });
         Progress { count }

@@ -1,17 +1,16 @@
 //! A run against an earlier one, and the short list against its baseline: what `cargo xtask ci` asks of each change.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use lm_measure::against::changes;
 
-use super::{
-    AGREE, BASELINE, Kept, Machine, Measured, USECS, What, earlier, measure, other_machine, short_rows, table,
-};
+use super::{BASELINE, Kept, Machine, Measured, measure, short_rows};
 use crate::bed::leftovers::temporary_folder;
 use crate::machine;
-use crate::vm::qemu::Clock;
-use crate::vm::{Build, Choice};
+use crate::vm::Build;
 use crate::workspace::{self, cargo, target_dir};
 
 /// By so much a row may be worse.
@@ -26,13 +25,7 @@ const WORSE: f64 = 0.03;
 pub(crate) fn check() -> Result<()> {
     let root = workspace::root();
     let baseline = earlier(&root.join(BASELINE))?;
-    let choice = Choice {
-        clock: Clock::Instructions,
-        build: Build::Counted,
-        ..Choice::default()
-    };
-    let (now, machines) = measure(short_rows(1, USECS), &choice)?;
-    print!("{}", table(&now));
+    let (now, machines) = measure(short_rows(), Build::Counted)?;
     if is_of(&baseline, machine::rustc(), &machines) {
         return not_worse(&now, &baseline.rows);
     }
@@ -66,7 +59,7 @@ fn parent(root: &Path) -> Result<Kept> {
     git(&["reset", "--quiet", "--hard", commit.trim()], &folder)?;
     let (results, _registered) = temporary_folder(&target_dir()?, "card")?;
     let file = results.join("parent.json");
-    let words = ["xtask", "bench", "card", "--short", "--rounds", "1", "--json"];
+    let words = ["xtask", "bench", "card", "--short", "--json"];
     let mut measure = cargo();
     measure
         .current_dir(&folder)
@@ -90,101 +83,105 @@ fn is_of(baseline: &Kept, rustc: Option<String>, now: &[Machine]) -> bool {
 }
 
 fn not_worse(now: &[Measured], before: &[Measured]) -> Result<()> {
-    let mut worse = Vec::new();
-    for one in now {
-        let name = one.row.name();
-        let was = before.iter().find(|other| other.row == one.row);
-        let (Some(figure), Some(was)) = (one.median(), was.and_then(Measured::median)) else {
-            worse.push(format!("{name} has no figure"));
-            continue;
-        };
-        let by = match one.row.what {
-            What::Stream => was / figure,
-            What::RoundTrips | What::Beside => figure / was,
-        } - 1.0;
-        println!("  {:+.2} %  {name}", -by * 100.0);
-        if by > WORSE {
-            worse.push(format!("{name} by {:.1} %", by * 100.0));
-        }
-    }
-    ensure!(!now.is_empty(), "no row was measured");
-    ensure!(
-        worse.is_empty(),
-        "worse than before: {}; find out why, or make a new baseline in a commit that says why (cargo xtask bench \
-         card --short --rounds 1 --json {BASELINE})",
-        worse.join(", ")
-    );
-    Ok(())
+    within(-WORSE..=f64::INFINITY, now, before).with_context(|| {
+        format!(
+            "worse than before; find out why, or make a new baseline in a commit that says why (cargo xtask bench card \
+             --short --json {BASELINE})"
+        )
+    })
 }
 
-/// Says by how much two runs differ, row by row; an error where one does by more than it may, or has no figure. Rows whose rounds differ count like
-/// all others: to leave them out would have two runs agree that do not.
-pub(super) fn compare(now: &[Measured], earlier: &[Measured]) -> Result<()> {
-    let mut differing = Vec::new();
-    let mut compared = 0;
+/// Says by how much two runs differ, row by row; an error where one is better or worse by more than it may, or has no figure. Rows whose rounds differ
+/// count like all others: to leave them out would have two runs agree that do not.
+pub(super) fn within(bounds: RangeInclusive<f64>, now: &[Measured], earlier: &[Measured]) -> Result<()> {
+    let (mut compared, mut outside) = (0, Vec::new());
     for one in now {
-        let Some(other) = earlier.iter().find(|other| other.row == one.row) else {
-            continue;
-        };
-        compared += 1;
-        let (Some(figure), Some(before)) = (one.median(), other.median()) else {
-            println!("  no figure  {}", one.row.name());
-            differing.push(one.row.name());
-            continue;
-        };
-        let change = figure / before - 1.0;
-        println!("  {:+.2} %  {}", change * 100.0, one.row.name());
-        if change.abs() > AGREE {
-            differing.push(one.row.name());
+        let same = earlier.iter().find(|other| other.row == one.row);
+        for change in same.map_or_else(Vec::new, |same| changes(&one.report, &same.report)) {
+            let name = format!("{} {change}", one.row.device.name());
+            println!("  {name}");
+            compared += 1;
+            if change.better.is_none_or(|better| !bounds.contains(&better)) {
+                outside.push(name);
+            }
         }
     }
     ensure!(compared > 0, "no row is in both runs");
     ensure!(
-        differing.is_empty(),
-        "{} of {compared} rows differ by more than {} %: {}",
-        differing.len(),
-        AGREE * 100.0,
-        differing.join(", ")
-    );
-    println!(
-        "{compared} rows agree with the earlier run within {} %",
-        AGREE * 100.0
+        outside.is_empty(),
+        "{} of {compared} rows differ by too much: {}",
+        outside.len(),
+        outside.join(", ")
     );
     Ok(())
 }
 
+/// An earlier run.
+pub(super) fn earlier(path: &Path) -> Result<Kept> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no result of this command", path.display()))
+}
+
+/// In what the machines of two runs differ: why their figures may.
+pub(super) fn other_machine(now: &[Machine], earlier: &[Machine]) -> String {
+    let differs = |part: fn(&Machine) -> &str| !now.iter().map(part).eq(earlier.iter().map(part));
+    let parts = [
+        ("QEMU", differs(|one| &one.qemu)),
+        ("the kernel", differs(|one| &one.kernel_sha256)),
+        (
+            "the guest's files (programs, or which rows and their order)",
+            differs(|one| &one.initramfs_sha256),
+        ),
+    ];
+    let parts: Vec<&str> = (parts.iter())
+        .filter_map(|(name, differs)| differs.then_some(*name))
+        .collect();
+    match parts.as_slice() {
+        [] => "QEMU, kernel and the guest's files are the same: something else than instructions decided"
+            .to_owned(),
+        parts => format!("another machine was measured: different are {}", parts.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::vm::devices::Device;
 
+    fn streams(figure: f64) -> Vec<Measured> {
+        let rounds = json!([{"bytes": figure, "seconds": 8.0}]);
+        let report = json!({"rows": [{"what": "stream", "system": "lm", "size": 65536, "rounds": rounds}]});
+        vec![Measured {
+            row: short_rows()[0].clone(),
+            report,
+        }]
+    }
+
     #[test]
     fn a_row_that_is_worse_or_missing_is_named() {
-        let stream = |figure: f64| {
-            let mut one = Measured::absent(&short_rows(1, USECS)[0], String::new());
-            one.row.what = What::Stream;
-            one.rounds = vec![figure];
-            one
-        };
-        not_worse(&[stream(98.0)], &[stream(100.0)]).unwrap();
-        not_worse(&[stream(200.0)], &[stream(100.0)]).unwrap();
-        let error = not_worse(&[stream(96.0)], &[stream(100.0)])
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("by 4.2 %"), "{error}");
-        let round_trips = |figure: f64| {
-            let mut one = stream(figure);
-            one.row.what = What::RoundTrips;
-            one
-        };
-        not_worse(&[round_trips(50.0)], &[round_trips(100.0)]).unwrap();
-        assert!(not_worse(&[round_trips(104.0)], &[round_trips(100.0)]).is_err());
-        for (now, before) in [(vec![stream(1.0)], vec![]), (vec![], vec![stream(1.0)])] {
-            assert!(not_worse(&now, &before).is_err());
+        not_worse(&streams(98.0), &streams(100.0)).unwrap();
+        not_worse(&streams(200.0), &streams(100.0)).unwrap();
+        let error = format!("{:#}", not_worse(&streams(96.0), &streams(100.0)).unwrap_err());
+        assert!(error.contains("-4.00 %") && error.contains("igb"), "{error}");
+        assert!(not_worse(&streams(1.0), &[]).is_err() && not_worse(&[], &streams(1.0)).is_err());
+        let mut dead = streams(1.0);
+        dead[0].report = serde_json::Value::Null;
+        assert!(
+            not_worse(&dead, &streams(1.0)).is_err(),
+            "nor is a row without a figure"
+        );
+    }
+
+    #[test]
+    fn two_runs_agree_within_one_percent() {
+        let bounds = -super::super::AGREE..=super::super::AGREE;
+        within(bounds.clone(), &streams(100.5), &streams(100.0)).unwrap();
+        for figure in [98.0, 102.0] {
+            let error = within(bounds.clone(), &streams(figure), &streams(100.0)).unwrap_err();
+            assert!(error.to_string().contains("1 of 1 rows differ"), "{error}");
         }
-        let mut dead = stream(1.0);
-        dead.rounds.clear();
-        assert!(not_worse(&[dead], &[stream(1.0)]).is_err());
     }
 
     /// Elsewhere the parent commit is.
@@ -220,9 +217,8 @@ mod tests {
     fn the_baseline_has_every_row() {
         let baseline = earlier(&workspace::root().join(BASELINE)).unwrap();
         let rows: Vec<_> = baseline.rows.iter().map(|one| &one.row).collect();
-        let mut list = short_rows(1, USECS);
-        list.sort_by_key(super::super::machine_of);
-        assert_eq!(rows, list.iter().collect::<Vec<_>>());
-        assert!(baseline.rows.iter().all(|one| one.median().is_some()));
+        assert_eq!(rows, short_rows().iter().collect::<Vec<_>>());
+        let has_figure = |one: &Measured| changes(&one.report, &one.report)[0].better == Some(0.0);
+        assert!(baseline.rows.iter().all(has_figure));
     }
 }

@@ -1,10 +1,9 @@
-//! One row of `cargo xtask bench card`, in the guest: a system of `lm-bench` at one length between two cards, on a bed of its own.
+//! One comparison of `cargo xtask bench card`, in the guest: `lm-bench` between two cards, on a bed of its own.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -12,94 +11,43 @@ use super::pair::{await_link, ethtool, hosts, set_queues, share_instances, sprea
 use crate::bed::leftovers::temporary_folder;
 use crate::bed::{Bed, Host, INTERFACE, Launch, Output};
 use crate::vm::devices::Device;
-use crate::vm::protocol::Mode;
 use crate::vm::qemu::VIRTIO_QUEUES;
 
-/// Round trips of a round, and the longest that they may take.
-pub const ROUND_TRIPS: u32 = 100;
-const ROUND_TRIPS_SECONDS: f64 = 0.5;
-/// A stream's time that does not count, in seconds. In less, and in less that counts, rounds of LM's copy mode differ by 10 %.
-pub const WARM_UP: f64 = 0.1;
-/// A stream's time that counts, in seconds.
-pub const STREAM_SECONDS: f64 = 0.5;
+/// What is measured where options do not say otherwise. A stream's time that does not count, and that counts, in seconds: in less, rounds of LM's
+/// copy mode differ by 10 %.
+const EXTENT: &str = "--rounds 1 --count 100 --warm-up 0.1 --seconds 0.5";
 /// For igb's `ethtool -C IF rx-usecs` and `tx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the length of
 /// packets, to 0.8 ms here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. In zero-copy mode packets leave by the
 /// interrupt of the transmit queue, so that `tx-usecs` is a packet's delay. Without any (0) each packet has an interrupt, and kernel UDP's receiver
 /// does nothing else.
-pub const USECS: u32 = 10;
+const USECS: u32 = 10;
 
-/// What is measured, as `lm-bench compare --tasks` calls it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum What {
-    /// One way, as much as goes.
-    Stream,
-    /// One message to and fro.
-    RoundTrips,
-    /// 64 bytes to and fro beside a stream of longer messages, on the same two threads.
-    Beside,
-}
-
-impl What {
-    /// As tables show it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            What::Stream => "stream",
-            What::RoundTrips => "round trips",
-            What::Beside => "round trips beside",
-        }
-    }
-
-    /// Of a bare socket of `lm-bench`, where there are two.
-    const fn bare_queue(self) -> u32 {
-        match self {
-            What::Stream => 1,
-            What::RoundTrips | What::Beside => 0,
-        }
-    }
-}
-
-/// A row of the table.
+/// A comparison on cards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// The cards.
     pub device: Device,
-    /// Of `lm-bench`.
-    pub system: String,
-    /// How packets pass between driver and LM; `None` for whatever else.
-    pub mode: Option<Mode>,
-    /// What is measured.
-    pub what: What,
-    /// Message length in bytes.
-    pub size: u64,
-    /// How often.
-    pub rounds: u32,
-    /// For `ethtool -C IF rx-usecs` and `tx-usecs` of igb.
-    pub usecs: u32,
     /// Whether each queue of igb has one NAPI instance for both ways, as many cards have, and not one for each.
-    #[serde(default)]
     pub shared: bool,
     /// Whether taps of the host join the cards, on which virtio-net has two queues.
     pub taps: bool,
+    /// As `lm-bench compare --systems` takes them. Bare ones have the card's first queue, and no others beside them.
+    pub systems: String,
+    /// More of its options.
+    pub options: String,
+    /// It has failed after so many seconds, of the guest's clock and of the host's.
+    pub limit_s: u32,
 }
 
 impl Row {
-    /// `igb lm copy stream 7168`.
+    /// `igb lm --mode copy --tasks stream`.
     pub fn name(&self) -> String {
-        let mode = self.mode.map_or("", Mode::option);
         let bed = match (self.taps, self.shared) {
-            (true, _) => "taps",
-            (false, true) => "shared",
+            (true, _) => " taps",
+            (false, true) => " shared",
             (false, false) => "",
         };
-        let words = [self.device.name(), bed, &self.system, mode, self.what.name()];
-        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-        format!("{} {}", words.join(" "), self.size)
-    }
-
-    /// It has failed after so many seconds, of the guest's clock and of the host's.
-    pub fn limit_s(&self) -> u32 {
-        60 + 40 * self.rounds
+        format!("{}{bed} {} {}", self.device.name(), self.systems, self.options)
     }
 }
 
@@ -124,13 +72,12 @@ pub(super) fn measure(row: &Row) -> Result<Value> {
 
 /// Has the packets for a bare socket come to its queue, until it is taken back; whoever else receives sees to it.
 fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
-    let is_bare = row.system == "bare";
+    let is_bare = row.systems.starts_with("bare");
     for host in [bed.left(), bed.right()].into_iter().filter(|_| is_bare) {
         match row.device {
             // The card's RSS table names that queue alone.
             Device::Igb if begins => {
-                let (name, queue) = (host.name(), row.what.bare_queue());
-                ensure!(steer(host, queue), "{name} takes no RSS table for queue {queue}");
+                ensure!(steer(host, 0), "{} takes no RSS table for queue 0", host.name());
             }
             Device::Igb => spread_evenly(host)?,
             // The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set,
@@ -144,7 +91,7 @@ fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
     Ok(())
 }
 
-/// A card's interrupts come to its host's own core, and at the interval that the row asks for.
+/// A card's interrupts come to its host's own core, and at an interval of its own.
 fn prepare(bed: &Bed, row: &Row) -> Result<()> {
     for (core, host) in [bed.left(), bed.right()].into_iter().enumerate() {
         for irq in irqs(host)? {
@@ -156,36 +103,25 @@ fn prepare(bed: &Bed, row: &Row) -> Result<()> {
         }
     }
     match row.device {
-        Device::Igb => set_usecs(bed, row.usecs, row.shared),
+        Device::Igb => set_usecs(bed, USECS, row.shared),
         Device::VirtioNet | Device::Veth => Ok(()),
     }
 }
 
-/// What `lm-bench` found.
+/// What `lm-bench` said and kept.
 fn compare(bed: &Bed, row: &Row) -> Result<Value> {
-    let seconds = match row.what {
-        What::RoundTrips | What::Beside => ROUND_TRIPS_SECONDS,
-        What::Stream => STREAM_SECONDS,
-    };
-    let line = format!(
-        "--tasks {} --sizes {} --mode {} --count {ROUND_TRIPS} --rounds {} --warm-up {WARM_UP} --seconds {seconds}",
-        row.what
-            .to_possible_value()
-            .context("a task of lm-bench")?
-            .get_name(),
-        row.size,
-        row.mode.unwrap_or(Mode::Auto).option(),
-        row.rounds,
-    );
-    let (ended, report) = lm_bench_compare(bed, row.limit_s() - 10, &row.system, &line)?;
-    Ok(json!({
-        "rounds": report["rows"][0]["rounds"],
-        "mode": report["links"][0]["mode"],
-        "offloads": report["links"][0]["offloads"],
-        "failures": report["failures"],
-        "absent": report["absent"],
-        "error": (!ended.status.success()).then(|| ended.stderr.trim().lines().last().unwrap_or_default().to_owned()),
-    }))
+    let (ended, mut report) = lm_bench_compare(
+        bed,
+        row.limit_s - 10,
+        &row.systems,
+        &format!("{EXTENT} {}", row.options),
+    )?;
+    for row in report["rows"].as_array_mut().into_iter().flatten() {
+        row["histogram"].take();
+    }
+    let error = ended.stderr.trim().lines().last().unwrap_or_default();
+    let error = (!ended.status.success()).then(|| error.to_owned());
+    Ok(json!({"said": ended.stdout, "report": report, "error": error}))
 }
 
 /// `lm-bench serve` on the right host of a bed, and `lm-bench compare` of these systems with these options more on the left one, within `limit_s`
@@ -276,25 +212,15 @@ mod tests {
     fn a_row_comes_through_the_plan_and_has_a_name() {
         let row = Row {
             device: Device::VirtioNet,
-            system: "lm --idle default".to_owned(),
-            mode: Some(Mode::Copy),
-            what: What::RoundTrips,
-            size: 7168,
-            rounds: 2,
-            usecs: USECS,
             shared: false,
-            taps: false,
+            taps: true,
+            systems: "lm --idle default,tcp".to_owned(),
+            options: "--tasks stream".to_owned(),
+            limit_s: 100,
         };
-        assert_eq!(row.name(), "virtio-net lm --idle default copy round trips 7168");
+        assert_eq!(row.name(), "virtio-net taps lm --idle default,tcp --tasks stream");
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
-        let udp = Row {
-            mode: None,
-            system: "udp-gso".to_owned(),
-            taps: true,
-            ..row
-        };
-        assert_eq!(udp.name(), "virtio-net taps udp-gso round trips 7168");
     }
 
     #[test]
