@@ -2,9 +2,9 @@
 //! new file of that name, never what a link of that name leads to.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::cli::Failure;
 use crate::output::describe;
@@ -24,60 +24,6 @@ pub fn create(path: &Path, force: bool) -> Result<File, Failure> {
     })
 }
 
-/// A result that has its file's name once it is whole. Begun before anything is measured: that it cannot be written is better learnt then.
-#[derive(Debug)]
-pub struct Partial {
-    path: PathBuf,
-    partial: PathBuf,
-    file: File,
-}
-
-impl Partial {
-    /// Begins `PATH.part` beside the file.
-    ///
-    /// # Errors
-    /// A line that names the file.
-    pub fn create(path: &Path) -> Result<Partial, Failure> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".part");
-        let partial = PathBuf::from(partial);
-        match open(&partial, true) {
-            Ok(file) => Ok(Partial {
-                path: path.to_owned(),
-                partial,
-                file,
-            }),
-            Err(error) => Err(not_in_folder(path, &error)),
-        }
-    }
-
-    /// Writes the file.
-    ///
-    /// # Errors
-    /// A line that names it.
-    pub fn write(mut self, text: &str) -> Result<(), Failure> {
-        let written = self.file.write_all(text.as_bytes());
-        written
-            .and_then(|()| fs::rename(&self.partial, &self.path))
-            .map_err(|error| not_in_folder(&self.path, &error))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After a successful write there is no such file any more.
-        let _ = fs::remove_file(&self.partial);
-    }
-}
-
-fn not_in_folder(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(format!(
-        "cannot write {}: {}; name a file in a folder that exists",
-        path.display(),
-        describe(error)
-    ))
-}
-
 /// Why a file could not be written.
 #[must_use]
 pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
@@ -88,7 +34,8 @@ pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     ))
 }
 
-fn open(path: &Path, force: bool) -> io::Result<File> {
+/// The same, with the system's error.
+pub(crate) fn open(path: &Path, force: bool) -> io::Result<File> {
     if let Ok(there) = fs::symlink_metadata(path) {
         let kind = there.file_type();
         if kind.is_fifo() || kind.is_char_device() {

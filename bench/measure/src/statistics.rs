@@ -1,16 +1,10 @@
-//! Medians, spreads and intervals of repeated measurements.
-
-use serde_json::{Value, json};
+//! Medians and intervals of repeated measurements.
 
 /// What repeated measurements of one quantity say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// The middle value, or the mean of the two middle values.
     pub median: f64,
-    /// The lower quartile: a quarter of the values are not above it.
-    pub lower: f64,
-    /// The upper quartile.
-    pub upper: f64,
     /// 95 % interval of the median. Its ends are order statistics and assume nothing about the distribution (the sign
     /// test's interval: Conover, Practical Nonparametric Statistics, 3.2). With fewer than six values it is all of
     /// them, and less sure than 95 %.
@@ -27,12 +21,13 @@ impl Summary {
         }
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let at = |fraction: f64| interpolated(&sorted, fraction);
+        let middle = sorted.len() / 2;
         let left_out = left_out(sorted.len());
         Some(Summary {
-            median: at(0.5),
-            lower: at(0.25),
-            upper: at(0.75),
+            median: match sorted.len().is_multiple_of(2) {
+                true => (sorted[middle - 1] + sorted[middle]) / 2.0,
+                false => sorted[middle],
+            },
             interval: [sorted[left_out], sorted[sorted.len() - 1 - left_out]],
             samples: samples.to_vec(),
         })
@@ -43,32 +38,6 @@ impl Summary {
         let finite: Vec<f64> = samples.into_iter().filter(|sample| sample.is_finite()).collect();
         Summary::of(&finite)
     }
-
-    /// Half the distance between the quartiles as a part of the median.
-    pub fn spread(&self) -> f64 {
-        if self.median == 0.0 {
-            0.0
-        } else {
-            (self.upper - self.lower) / 2.0 / self.median
-        }
-    }
-
-    /// As it is kept in JSON files: `median`, `lower_quartile`, `upper_quartile`, `samples`.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "median": self.median,
-            "lower_quartile": self.lower,
-            "upper_quartile": self.upper,
-            "samples": self.samples,
-        })
-    }
-}
-
-/// Linear interpolation between the closest ranks (type 7 of Hyndman and Fan, what spreadsheets do).
-fn interpolated(sorted: &[f64], fraction: f64) -> f64 {
-    let rank = fraction * (sorted.len() - 1) as f64;
-    let (below, above) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);
-    below + (above - below) * rank.fract()
 }
 
 /// How many values each end of the interval leaves out: as many as the median is beyond with at most 2.5 % (binomial
@@ -86,44 +55,15 @@ fn left_out(count: usize) -> usize {
     0
 }
 
-/// A quantile of many values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Quantile {
-    /// The value.
-    pub value: f64,
-    /// 95 % interval.
-    pub interval: [f64; 2],
-}
-
-impl Quantile {
-    /// The value of which `part` of all `values` (in order) are at most as large, and the two that the true one lies
-    /// between in 95 of 100 cases: how many of `values` lie below that is distributed binomially, here as a normal
-    /// distribution. `None` of no values.
-    pub fn of(values: &[f64], part: f64) -> Option<Quantile> {
-        let count = values.len() as f64;
-        let at = |rank: f64| {
-            let last = values.len().checked_sub(1)?;
-            values.get((rank.ceil().max(1.0) as usize - 1).min(last)).copied()
-        };
-        let spread = 1.96 * (count * part * (1.0 - part)).sqrt();
-        Some(Quantile {
-            value: at(count * part)?,
-            interval: [at(count * part - spread)?, at(count * part + spread)?],
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_quartiles() {
+    fn medians_of_odd_and_even_numbers() {
         let summary = Summary::of(&[4.0, 1.0, 3.0, 2.0, 5.0]).unwrap();
-        assert_eq!((summary.lower, summary.median, summary.upper), (2.0, 3.0, 4.0));
-        let summary = Summary::of(&[1.0, 2.0]).unwrap();
-        assert_eq!((summary.lower, summary.median, summary.upper), (1.25, 1.5, 1.75));
-        assert_eq!(Summary::of(&[7.0]).unwrap().spread(), 0.0);
+        assert_eq!((summary.median, summary.interval), (3.0, [1.0, 5.0]));
+        assert_eq!(Summary::of(&[2.0, 1.0]).unwrap().median, 1.5);
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
     }
@@ -157,20 +97,9 @@ mod tests {
     #[test]
     fn what_is_no_number_can_be_left_out() {
         let summary = Summary::of_finite([4.0, f64::NAN, 1.0, 3.0, 2.0, 5.0]).unwrap();
-        assert_eq!((summary.lower, summary.median, summary.upper), (2.0, 3.0, 4.0));
+        assert_eq!(summary.median, 3.0);
         assert_eq!(Summary::of_finite([f64::INFINITY]), None);
         assert_eq!(Summary::of_finite([f64::NAN]), None);
         assert_eq!(Summary::of_finite([]), None);
-    }
-
-    #[test]
-    fn quantiles_have_an_interval_that_more_values_narrow() {
-        let values: Vec<f64> = (1..=10_000).map(f64::from).collect();
-        let found = Quantile::of(&values, 0.99).expect("there are values");
-        // sqrt(10,000 * 0.99 * 0.01) = 9.95 ranks to each side, 1.96 times.
-        assert_eq!((found.value, found.interval), (9900.0, [9881.0, 9920.0]));
-        let few = Quantile::of(&values[..10], 0.99).expect("there are values");
-        assert_eq!((few.value, few.interval), (10.0, [10.0, 10.0]));
-        assert_eq!(Quantile::of(&[], 0.5), None);
     }
 }

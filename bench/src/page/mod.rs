@@ -11,7 +11,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use self::chart::{Chart, number};
 use crate::cli::Failure;
-use crate::files::Partial;
+use crate::suite::Partial;
 use crate::suite::schema::{Host, Link, Report, SCHEMA, What};
 
 /// Options of `lm-bench report`.

@@ -7,12 +7,11 @@ use lm_measure::against::changes;
 
 use super::args::CompareArgs;
 use super::measure::{Bench, SHORT};
-use super::output;
+use super::output::{self, Partial};
 use super::ratios;
 use super::schema::{Absent, Failed, Measured, Report, Round, Row, SCHEMA, What};
 use super::systems::System;
 use crate::cli::Failure;
-use crate::files::Partial;
 use crate::histogram::LatencyHistogram;
 use crate::page::read as read_report;
 use crate::size::ByteSize;

@@ -1,12 +1,18 @@
 //! What a run prints and keeps: a line in words, a table of what was measured and one of ratios, and JSON.
 
 use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 
 use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 
 use super::ratios;
 use super::schema::{Failed, Load, Report, Round, Row, Times};
+use crate::cli::Failure;
+use crate::files;
+use crate::output::describe;
 use crate::size::ByteSize;
 
 /// The text of a report.
@@ -30,6 +36,7 @@ pub(super) fn text(report: &Report) -> String {
         "copied",
         "load Gbit/s",
         "lost",
+        "apart",
     ]);
     report.rows.iter().for_each(|row| rows.row(line(row)));
     let mut ratios = Table::new(&["", "metric", "bytes", "system", "against", "ratio", "interval"]);
@@ -48,7 +55,8 @@ pub(super) fn text(report: &Report) -> String {
         (
             "Medians of the rounds: received payload, one way (of round trips beside a stream the stream's), busy \
              seconds of all cores for each 10^9 bytes of it; whole round trips (least and most of all rounds). \
-             Wake-ups of devices and bytes that LM copied: for each message, at the sending and at the receiving end.",
+             Wake-ups of devices and bytes that LM copied: for each message, at the sending and at the receiving end. \
+             How far rounds are apart: the most beyond the least.",
             rows,
         ),
         ("Ratios within the rounds: median and its 95 % interval.", ratios),
@@ -81,7 +89,7 @@ pub(super) fn text(report: &Report) -> String {
     out
 }
 
-fn line(row: &Row) -> [String; 17] {
+fn line(row: &Row) -> [String; 18] {
     let shown = |value: Option<f64>, digits: usize| {
         value.map_or_else(String::new, |value| format!("{value:.digits$}"))
     };
@@ -102,6 +110,12 @@ fn line(row: &Row) -> [String; 17] {
         let rounds = row.rounds.iter().filter_map(|round| round.load.as_ref());
         Summary::of_finite(rounds.map(of)).map(|summary| summary.median)
     };
+    let apart = |metric| {
+        let samples = row.summary(metric)?.samples;
+        let least = samples.iter().copied().reduce(f64::min)?;
+        let most = samples.iter().copied().reduce(f64::max)?;
+        (samples.len() > 1 && least > 0.0).then(|| format!("{:.1} %", (most / least - 1.0) * 100.0))
+    };
     let is_stream = row.rounds.iter().any(|round| round.bytes > 0);
     [
         row.what.name().to_owned(),
@@ -121,5 +135,60 @@ fn line(row: &Row) -> [String; 17] {
         ends(|round| &round.copied_bytes_per_message),
         shown(load(|load| load.bytes as f64 * 8.0 / load.seconds / 1e9), 3),
         shown(load(|load| load.lost_messages as f64), 0),
+        apart("p50").or_else(|| apart("bits_per_s")).unwrap_or_default(),
     ]
+}
+
+/// A result that has its file's name once it is whole. Begun before anything is measured: that it cannot be written is better learnt then.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+}
+
+impl Partial {
+    /// Begins `PATH.part` beside the file.
+    ///
+    /// # Errors
+    /// A line that names the file.
+    pub(crate) fn create(path: &Path) -> Result<Partial, Failure> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".part");
+        let partial = PathBuf::from(partial);
+        match files::open(&partial, true) {
+            Ok(file) => Ok(Partial {
+                path: path.to_owned(),
+                partial,
+                file,
+            }),
+            Err(error) => Err(not_in_folder(path, &error)),
+        }
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// A line that names it.
+    pub(crate) fn write(mut self, text: &str) -> Result<(), Failure> {
+        let written = self.file.write_all(text.as_bytes());
+        written
+            .and_then(|()| fs::rename(&self.partial, &self.path))
+            .map_err(|error| not_in_folder(&self.path, &error))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After a successful write there is no such file any more.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+fn not_in_folder(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!(
+        "cannot write {}: {}; name a file in a folder that exists",
+        path.display(),
+        describe(error)
+    ))
 }

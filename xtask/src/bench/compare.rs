@@ -24,8 +24,8 @@ SS-RTUDP'S EXPERIMENTS
       --bit-rate 4710.4kbit --load 'udp-blocking --bytes 1472 --bits 29440kbit --burst 10' \
       --systems 'real-time --idle default --smoother 100Mbit,real-time --idle default,udp-blocking'
   figure 9, round trips beside a TCP stream that takes most of a link:
-    cargo xtask bench compare --senders 1 --port 100Mbit/128 -- --tasks round-trips --rate 400 --count 3200 --seconds 8 \
-      --warm-up 3 --load 'tcp --congestion cubic' \
+    cargo xtask bench compare --senders 1 --port 100Mbit/128 -- --tasks round-trips --rate 400 --count 3200 \
+      --seconds 8 --warm-up 3 --load 'tcp --congestion cubic' \
       --systems 'real-time --idle default --smoother 100Mbit,udp-blocking --expedited'")]
 pub(super) struct Arguments {
     /// With a switch on each link, a bridge in a namespace of its own, and so many senders at it
