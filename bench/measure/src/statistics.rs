@@ -21,13 +21,9 @@ impl Summary {
         }
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
         let left_out = left_out(sorted.len());
         Some(Summary {
-            median: match sorted.len().is_multiple_of(2) {
-                true => (sorted[middle - 1] + sorted[middle]) / 2.0,
-                false => sorted[middle],
-            },
+            median: (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0,
             interval: [sorted[left_out], sorted[sorted.len() - 1 - left_out]],
             samples: samples.to_vec(),
         })
