@@ -1,11 +1,11 @@
-//! Bare AF_XDP as an [`End`]: what the kernel's interface gives on a bed when nothing is done but moving packets.
+//! Bare AF_XDP as an `End`: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
 //! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its
 //! own XDP program, fixed frames that do not overlap, no message, no acknowledgement, no gate. By the data plane's rings, whose every access is checked, a
 //! stream of 64 bytes in zero-copy mode cost a sixth more instructions.
 //!
 //! A stream's sender keeps a bounded number of packets in flight: between its TX ring and their completion (which veth gives when the packet was
-//! consumed at the far end), or, where both ends are on one machine, until the receiver has taken them ([`pace`]). On a veth pair the receiving
+//! consumed at the far end), or, where both ends are on one machine, until the receiver has taken them (`pace`). On a veth pair the receiving
 //! core polls its queue as LM does, else the receiver spins.
 
 mod frame;
