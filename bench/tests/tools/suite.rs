@@ -145,7 +145,9 @@ fn compare_measures_everybody_in_turns() {
         report
             .ratios
             .iter()
-            .all(|ratio| ratio.system == "lm" && ratio.rounds == 2)
+            .all(|ratio| ratio.system == "lm" && ratio.rounds == 2),
+        "{:?}",
+        report.failures
     );
     assert_eq!(report.settings["by"], "test");
     let first = text.lines().next().unwrap();
