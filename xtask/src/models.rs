@@ -60,7 +60,9 @@ for formula; do
     if ! grep -q ' errors: ' said || grep -qE "$cut" said; then
         echo "$formula: the search was cut short: $(grep -E "$cut" said | head -n 1)" >&2; exit 1
     fi
-    echo "$formula $found$(sed -n 's/.*\(, depth reached [0-9]*\), errors.*/\1/p; s/^ *\([0-9.e+]* states\), stored.*/, \1/p' said | tr -d '\n')"
+    depth='s/.*\(, depth reached [0-9]*\), errors.*/\1/p'
+    states='s/^ *\([0-9.e+]* states\), stored.*/, \1/p'
+    echo "$formula $found$(sed -n "$depth; $states" said | tr -d '\n')"
 done
 "#;
 

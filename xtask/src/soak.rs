@@ -69,7 +69,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "kernel")]
     admission: bool,
     /// Killed daemons and programs in a cluster of 16 hosts, for so many seconds.
-    #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"], value_name = "SECONDS", num_args = 0..=1)]
+    #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"])]
+    #[arg(value_name = "SECONDS", num_args = 0..=1)]
     #[arg(default_missing_value = "60", value_parser = clap::value_parser!(u32).range(5..=3600))]
     cluster: Option<u32>,
     /// The tests' long loops in full instead.
