@@ -109,7 +109,11 @@ impl Stream {
         let others = || {
             // Whether something was lost on the way.
             let hosts = [pair.bed.left(), pair.bed.right()];
-            let counted = hosts.map(|host| ethtool(host, &format!("-S {INTERFACE}")));
+            let counted = hosts.map(|host| ethtool(host, &format!("-S {INTERFACE}")).unwrap_or_default());
+            let counted = counted.each_ref().map(|text| {
+                let lines = text.lines().map(str::trim);
+                lines.filter(|line| !line.ends_with(": 0")).collect::<Vec<_>>()
+            });
             format!("the receiver: {received}; the cards counted {counted:?}")
         };
         let (sent, flood) = sent.with_context(others)?;
