@@ -232,8 +232,8 @@ pub enum RejectReason {
     /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only; and IP
     /// fragments only under exclusive use, since all of their sender's come to the landing queue.
     #[error(
-        "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP fragments \
-         only to a receiver under exclusive use (lm-recv --exclusive)"
+        "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP \
+         fragments only to a receiver under exclusive use (lm-recv --exclusive)"
     )]
     Unverified = 8,
     /// Nobody on that host receives on the port that was asked for.
