@@ -130,7 +130,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "writer",
         ],
     ),
-    (Beside, &["fuzzing", "lib"]),
+    (Beside, &["fuzzing", "lib", "mutants"]),
 ];
 
 /// The parts that are other crates. What these never name, the compiler knows.
