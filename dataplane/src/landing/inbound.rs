@@ -94,14 +94,6 @@ impl Told {
         (self.delivered, self.announced) = (delivered, announced);
         (self.asked, self.changed) = (false, false);
     }
-
-    /// Nanoseconds that the sender has left credit unused which it was told of; 0: it has none.
-    pub(super) fn unused_credit_ns(&self, progress: &Progress, now_ns: u64) -> u64 {
-        match serial::precedes(progress.accepted_packets(), self.packet_limit) {
-            true => now_ns.saturating_sub(progress.last_ns().max(self.limit_ns)),
-            false => 0,
-        }
-    }
 }
 
 impl Inbound {
@@ -387,9 +379,27 @@ impl Inbound {
                 now_ns.saturating_sub(self.progress.last_ns())
             }
             // Others' packets used the entries that were posted for it, and it does not send what it may all the same.
-            Some(_) if self.lands() && self.left() > 0 => self.told.unused_credit_ns(&self.progress, now_ns),
+            Some(_) if self.lands() => self.unused_credit_ns(now_ns),
             _ => 0,
         }
+    }
+
+    /// Nanoseconds that the sender has left credit unused which it was told of; 0: it has none, or nothing to send. What has come may lie aside until
+    /// a turn of the session's brings memory for it, and credit may be left of packets that came twice.
+    pub(super) fn unused_credit_ns(&self, now_ns: u64) -> u64 {
+        let may_send = serial::precedes(self.progress.accepted_packets(), self.told.packet_limit);
+        match may_send && self.left() > 0 {
+            true => now_ns.saturating_sub(self.progress.last_ns().max(self.told.limit_ns)),
+            false => 0,
+        }
+    }
+
+    /// Its sender was told of credit for so many packets more.
+    #[cfg(test)]
+    pub(crate) fn tell_more(&mut self, packets: u32) -> u32 {
+        self.told.packet_limit += packets;
+        self.told.allowed = self.told.packet_limit;
+        self.told.packet_limit
     }
 
     /// Packets of announced messages that have not come.

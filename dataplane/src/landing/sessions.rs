@@ -428,8 +428,7 @@ impl Sessions {
         let has_others = self.present.count_ones() > 1;
         for row in Taken(self.present) {
             if let Some(inbound) = self.at_mut(row) {
-                let unused_ns = inbound.told.unused_credit_ns(&inbound.progress, now_ns);
-                inbound.told.is_silent = has_others && unused_ns > SILENT_NS;
+                inbound.told.is_silent = has_others && inbound.unused_credit_ns(now_ns) > SILENT_NS;
             }
         }
         if let Some(row) = self.turn {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::landing::PLACES;
+use lm_protocol::wire::lm::LmHeader;
 
-use super::bed::{Bed, BedConfig, data_address, fill, noise};
+use super::bed::{Bed, BedConfig, data_address, fill, lm_packet, noise};
 use crate::completion::{LoanError, Outcome, PeerId, RecvError};
 use crate::connect::ConnectOptions;
 use crate::message::Message;
@@ -361,6 +362,46 @@ fn senders_that_fall_silent_hold_up_nobody() {
         assert_eq!(shared.bed.hosts[0].counters.violations.total(), 0);
         shared.close();
     }
+}
+
+/// A sender has more credit than it uses (of entries that another did not use, or of packets that came twice), and sends with it while it is the
+/// other's turn: its messages lie aside before they have memory. That credit is left is no silence then, since there is nothing to send.
+#[test]
+fn messages_that_lie_aside_get_their_turn() {
+    let config = BedConfig {
+        patience: Duration::from_secs(60),
+        ..rooms(4 << 20)
+    };
+    let mut shared = Shared::new(&config, &[(100_000, 40), (60_000, 1)]);
+    shared.finish_from(1);
+    (0..10).for_each(|_| shared.round());
+    let key = shared.bed.key(FIRST + 1, shared.streams[1].peer);
+    let landing = shared.bed.hosts[0].landing.as_mut().expect("landing");
+    let packet_limit = landing.sessions.keyed(key).expect("a session").tell_more(200);
+    let credit = LmHeader::Credit {
+        session_key: key,
+        packet_limit,
+        delivered: 1,
+        announced: 1,
+        lands: true,
+    };
+    let to = shared.bed.hosts[0]
+        .peers
+        .find(data_address(FIRST + 1))
+        .expect("known");
+    let addressing = shared.bed.hosts[0].peers.at(to).addressing;
+    shared
+        .bed
+        .wire
+        .inject(FIRST + 1, 0, &lm_packet(&addressing, &credit, &[]));
+    shared.streams[1].left = 2;
+    // The other's turn takes longer than a sender may be silent: the machine is busy.
+    for _ in 0..40 {
+        shared.round();
+        shared.bed.now_ns += 2_000_000;
+    }
+    shared.finish();
+    shared.close();
 }
 
 /// One of two says nothing for a while, and the other one goes meanwhile.
