@@ -117,8 +117,8 @@ impl Arrived<'_> {
 #[derive(Debug, Default)]
 pub struct Replies {
     payload_max: usize,
-    packets: Vec<(PeerId, LmHeader, Range<usize>)>,
-    bytes: Vec<u8>,
+    pub(crate) packets: Vec<(PeerId, LmHeader, Range<usize>)>,
+    pub(crate) bytes: Vec<u8>,
     pub(crate) reminds: Option<PeerId>,
 }
 

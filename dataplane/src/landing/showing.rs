@@ -269,6 +269,16 @@ impl Arriving {
 }
 
 impl Sessions {
+    /// Windows that are ready to be shown, and are not yet.
+    #[cfg(test)]
+    pub(crate) fn ready_windows(&self) -> usize {
+        let messages = self.iter().flat_map(|inbound| inbound.order.iter());
+        messages
+            .flat_map(|message| &message.reader)
+            .map(|reader| reader.ready.len())
+            .sum()
+    }
+
     /// Looks what may be shown of messages from the peers in `watched`, and tells `begun` of those that are new. Whether there is anything for
     /// which the statistics have to be looked at first (I3).
     pub(crate) fn look_at_windows(

@@ -50,7 +50,8 @@ struct Receiver {
 }
 
 impl Handler for Receiver {
-    fn packet(&mut self, packet: Arrived<'_>, now: Time, _: &mut Replies) {
+    fn packet(&mut self, packet: Arrived<'_>, now: Time, replies: &mut Replies) {
+        assert!(replies.packets.is_empty() && replies.bytes.is_empty());
         let [number, ..] = packet.words();
         assert_eq!((packet.packet_type(), packet.key()), (TYPE_REALTIME, 7));
         self.from = Some(packet.from());
@@ -73,6 +74,7 @@ impl Handler for Receiver {
 
     fn tick(&mut self, now: Time, replies: &mut Replies) {
         assert!(self.due.take().is_some_and(|due| due <= now));
+        assert!(replies.packets.is_empty() && replies.bytes.is_empty());
         let mut samples = lock(&self.samples);
         samples.ticks += 1;
         let whole = (samples.kept.len() + samples.copied.len()) as u32;
