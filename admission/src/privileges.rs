@@ -63,7 +63,7 @@ fn user_in(users: &str, name: &str) -> Option<(Uid, Gid)> {
     users.lines().find_map(|line| {
         let [its_name, _, uid, gid] = first_fields(line)?;
         let is_it = its_name == name || uid == name;
-        // The highest number means nobody.
+        // The highest number means none.
         let number = |text: &str| text.parse().ok().filter(|number| *number != u32::MAX);
         is_it.then_some((Uid::from_raw(number(uid)?), Gid::from_raw(number(gid)?)))
     })

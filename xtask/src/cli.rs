@@ -36,7 +36,7 @@ enum Command {
     Vm(vm::Arguments),
     /// Rebuild the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
     ///
-    /// Needs clang. The objects are committed, so only who changes a program of the kernel runs this; the tests say
+    /// Needs clang. The objects are committed, so this runs after a change of a kernel program alone; the tests say
     /// whether an object is stale.
     Gate,
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.

@@ -63,7 +63,7 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// How many of `seconds` a target gets that shares them with so many others, at least one.
+/// How many of `seconds` a target gets that shares them with `others`, at least one.
 fn share(name: &str, others: usize, seconds: u64) -> u64 {
     let parts = if name == ENGINE { 1 } else { others as u64 };
     (seconds / 2 / parts).max(1)

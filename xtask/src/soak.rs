@@ -68,7 +68,7 @@ pub struct Arguments {
     /// The admission between hosts instead of the data path.
     #[arg(long, conflicts_with = "kernel")]
     admission: bool,
-    /// Killed daemons and programs in a cluster of 16 hosts, for so many seconds.
+    /// Killed daemons and programs in a cluster of 16 hosts, for this number of seconds.
     #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"])]
     #[arg(value_name = "SECONDS", num_args = 0..=1)]
     #[arg(default_missing_value = "60", value_parser = clap::value_parser!(u32).range(5..=3600))]

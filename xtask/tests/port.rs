@@ -159,7 +159,7 @@ fn what_the_sending_kernel_refuses_is_counted() {
     let (came, lost) = (count(&received, "messages"), count(&received, "lost_messages"));
     // The link takes 81 a second, and keeps 12; a burst has ten.
     assert!((1..=60).contains(&came) && lost > 5 * came, "{received}");
-    // By the numbers of what came all that was due is there, whoever had no room for it: 500 in the mean.
+    // By the numbers of what came all that was due is there, wherever there was no room for it: 500 in the mean.
     assert!((200..=900).contains(&(came + lost)), "{received}");
     assert!(count(&sent, "messages") > came, "{sent}");
     assert_eq!(count(&received, "bytes"), came * 1472);
@@ -317,7 +317,7 @@ fn table_4_with_others_held_back_spares_real_time() {
     let bed = at_slow_port();
     let line = format!("{TABLE_4} 'real-time --idle default --smoother 10Mbit'");
     let round = &compared(&bed, &programs, &line)[0];
-    // Their queues are full: the kernel says so to who sends.
+    // Their queues are full: the kernel says so to the sender.
     assert!(lost(round, "/load") > 0.05, "{round}");
     assert!(lost(round, "") < lost(round, "/load") / 3.0, "{round}");
 }

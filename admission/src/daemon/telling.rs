@@ -116,7 +116,7 @@ impl Daemon {
         let Some(attachment) = self.attachments[member.interface].as_mut() else {
             return;
         };
-        // Nobody is left to be told of sessions that end now.
+        // No program is left to be told of sessions that end now.
         attachment
             .ground
             .held_all(id)

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// In a folder where anybody may write, somebody has put a link in the file's place.
+    /// In a folder where any user may write, a link lies in the file's place.
     #[test]
     fn a_pace_file_leads_nowhere_else() {
         let scratch = Scratch::new("pace");

@@ -1,4 +1,4 @@
-//! Packets to send, each in so many chunks one after the other.
+//! Packets to send, each in a number of chunks one after the other.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -108,7 +108,7 @@ impl Running {
         let (program, words) = launch.words(place, limit)?;
         let cannot_start =
             |error: io::Error| Failure::new(format!("cannot start {}: {error}", program.display()));
-        // In memory: a pipe would want somebody who reads it all the time.
+        // In memory: a pipe has to be read all the time.
         let said = || memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| cannot_start(error.into()));
         let said = [File::from(said()?), File::from(said()?)];
         let [stdout, stderr] = said.each_ref().map(File::try_clone);
@@ -197,7 +197,7 @@ impl Drop for Running {
     }
 }
 
-/// All that was written to a file so far.
+/// All that was written to a file until now.
 fn read(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().map_or(0, |metadata| metadata.len() as usize)];
     let len = file.read_at(&mut bytes, 0).unwrap_or(0);

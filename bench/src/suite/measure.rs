@@ -24,7 +24,7 @@ const PORT: u16 = 7172;
 const BARE_PORTS: [u16; 2] = [7300, 7302];
 /// Port of a load beside them.
 const LOAD_PORT: u16 = 7174;
-/// A load begins so much later: what holds it back is there then.
+/// How much later a load begins: what holds it back is there then.
 const LOAD_AFTER: Duration = Duration::from_millis(300);
 /// Length of round trips' messages beside a load, and of those for which no length is named.
 pub(super) const SHORT: u64 = 64;

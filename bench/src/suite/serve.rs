@@ -62,7 +62,7 @@ impl ServeArgs {
 pub(super) enum Request {
     Hello,
     Link(Ipv4Addr),
-    /// A far end, for so many seconds at most.
+    /// A far end, for a number of seconds at most.
     Start(Box<Launch>, f64),
     /// A near end: this host sends, too.
     Send(Box<Launch>, f64),

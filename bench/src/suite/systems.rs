@@ -170,7 +170,7 @@ impl System {
         self.options.idle == Idle::Default
     }
 
-    /// Whether a round trip without an answer is given up: nobody repeats what was lost, and what never sleeps can be asked to.
+    /// Whether a round trip without an answer is given up: what was lost is not repeated, and what never sleeps can be asked to.
     pub(crate) fn gives_up(&self) -> bool {
         match self.how {
             How::RealTime => !self.sleeps(),
@@ -207,7 +207,7 @@ impl How {
         matches!(self, How::Lm | How::RealTime)
     }
 
-    /// Whether nobody repeats what is lost.
+    /// Whether what is lost is not repeated.
     pub(crate) const fn loses(self) -> bool {
         matches!(
             self,

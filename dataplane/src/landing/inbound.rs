@@ -394,7 +394,7 @@ impl Inbound {
         }
     }
 
-    /// Its sender was told of credit for so many packets more.
+    /// Its sender was told of credit for this number of packets more.
     #[cfg(test)]
     pub(crate) fn tell_more(&mut self, packets: u32) -> u32 {
         self.told.packet_limit += packets;

@@ -47,7 +47,7 @@ impl Outbound {
         !self.digests.windows.is_empty()
     }
 
-    /// Messages of whose windows digests are to be told.
+    /// Messages with windows of which digests are to be told.
     #[cfg(test)]
     pub(crate) fn messages_to_tell_of(&self) -> usize {
         self.digests.windows.len()

@@ -364,7 +364,7 @@ fn releases_that_no_sender_announces_are_dropped() {
     }
 }
 
-/// Somebody announces a message in a sender's name.
+/// A message is announced in a sender's name.
 fn forge_entry(audience: &mut Audience, first: u32, len: u64, windows_released: u32) {
     let entry = AnnounceEntry {
         len,
@@ -381,7 +381,7 @@ fn forge_entry(audience: &mut Audience, first: u32, len: u64, windows_released: 
     audience.forge(&header, &entry.encode());
 }
 
-/// Somebody says in a sender's name that its first message, of `len` bytes, is given up.
+/// It is said in a sender's name that its first message, of `len` bytes, is given up.
 fn forge_abort(audience: &mut Audience, len: u64) {
     forge_entry(audience, 0, len, AnnounceEntry::ABORTED);
 }

@@ -124,7 +124,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// So many hosts, and on each a daemon of these programs that answers, with its things in `/run/lm-PURPOSE-PID`.
+    /// `hosts` hosts, and on each a daemon of these programs that answers, with its things in `/run/lm-PURPOSE-PID`.
     pub fn new(programs: &Programs, purpose: &str, hosts: u32) -> Result<Ground> {
         let bed = Bed::new(&BedConfig::cluster(hosts))?;
         let folder = format!("/run/lm-{purpose}-{}", std::process::id());

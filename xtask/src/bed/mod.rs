@@ -144,7 +144,7 @@ impl Default for BedConfig {
 }
 
 impl BedConfig {
-    /// A cluster: so many equal hosts on a switch, each of which sends to and receives from every other one. Behind a
+    /// A cluster: equal hosts on a switch, each of which sends to and receives from every other one. Behind a
     /// bridge the receive queue is the kernel's choice ([`switch`]), so each host has one landing queue, and everything
     /// for the host comes in on it: fragments land there, and the gate passes all else on to the kernel's sockets.
     pub fn cluster(hosts: u32) -> BedConfig {

@@ -350,6 +350,13 @@ impl Output {
             .with_context(|| format!("not the JSON object that was expected: {:?}", self.stdout.trim()))
     }
 
+    /// The same of a program that has ended well; `what` it is.
+    pub fn report_of(&self, what: &str) -> Result<serde_json::Value> {
+        let (status, said) = (self.status, self.stderr.trim());
+        ensure!(status.success(), "{what} ended with {status}: {said}");
+        self.json().with_context(|| what.to_owned())
+    }
+
     fn last_words(&self) -> String {
         last_words(&self.stderr)
     }

@@ -28,7 +28,7 @@ SS-RTUDP'S EXPERIMENTS
       --seconds 8 --warm-up 3 --load 'tcp --congestion cubic' \
       --systems 'real-time --idle default --smoother 100Mbit,udp-blocking --expedited'")]
 pub(super) struct Arguments {
-    /// With a switch on each link, a bridge in a namespace of its own, and so many senders at it
+    /// With a switch on each link, a bridge in a namespace of its own, and this number of senders at it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Option<u32>,
     /// Make the switch's port towards the receiver slow, with a buffer in frames, and as slow the cables of several senders
@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     options: Vec<String>,
 }
 
-/// A bed whose switch has a slow port towards the receiver. The link of a lone sender is as fast as goes: what it sends waits in the port alone.
+/// A bed with a slow port of the switch towards the receiver. The link of a lone sender is as fast as goes: what it sends waits in the port alone.
 pub fn at_port(senders: u32, port: Port, mtu: u16) -> BedConfig {
     BedConfig {
         mtu,

@@ -22,7 +22,7 @@ const SECONDS: f64 = 5.0;
 /// hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Starts a host's program, which sends to all others for so long. Seed decides contents; `life`: how often it was
+/// Starts a host's program, which sends to all others for `seconds`. Seed decides contents; `life`: how often it was
 /// started before.
 pub(crate) fn exchange(
     ground: &Ground,
@@ -189,7 +189,7 @@ pub(crate) fn sum(reports: &[Value], way: &str, name: &str) -> u64 {
     peers(reports, way).filter_map(|peer| peer[name].as_u64()).sum()
 }
 
-/// Whose report it is, or which peer it is about.
+/// The host of the report, or the peer that it is about.
 pub(crate) fn address(value: &Value) -> Result<&str> {
     let address = value["address"].as_str();
     address.context("lm-check exchange reported no address")

@@ -158,14 +158,7 @@ fn run_one(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, tally: &mut T
     let sent = bed.left().spawn(sender)?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
     let forwarded = running.stop()?;
-    let received = receiver.stop()?;
-    ensure!(
-        received.status.success(),
-        "the receiver ended with {}: {}",
-        received.status,
-        received.stderr.trim()
-    );
-    let received = received.json().context("the receiver")?;
+    let received = receiver.stop()?.report_of("the receiver")?;
     let sent = match sent {
         Ok(output) => output.json().context("the sender")?,
         Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),

@@ -135,7 +135,7 @@ struct Target {
 }
 
 impl Target {
-    /// Whoever has confirmed nothing is sent one message after all, and another one where that fails.
+    /// A peer that has confirmed nothing is sent one message after all, and another one where that fails.
     fn is_reached(&self) -> bool {
         self.sent.messages > 0 || self.open > 0
     }
@@ -328,7 +328,7 @@ impl Exchange<'_> {
         for step in 0..count {
             let at = (self.first + step) % count;
             let target = &self.targets[at];
-            // One attempt a round: meanwhile nobody takes messages out.
+            // One attempt a round: no message is taken out meanwhile.
             if wanted(target) && !target.has_session && !has_asked && now >= target.ask_at {
                 has_asked = true;
                 self.ask(at)?;

@@ -21,9 +21,9 @@ const OVERTIME: Duration = Duration::from_millis(300);
 const LEAST: u64 = 3;
 /// Messages that have no answer before the first one that has, at most.
 const UNANSWERED_MOST: u64 = 8;
-/// What could not be sent for so long is not sent any more where nobody repeats it: a burst of what had been due before was not asked for.
+/// How long what is due may wait where it is not repeated; then it is not sent any more: a burst of what had been due before was not asked for.
 const LATE: Duration = Duration::from_millis(10);
-/// The last answers of round trips by the clock may take so long.
+/// How long the last answers of round trips by the clock may take.
 const LAST: Duration = Duration::from_secs(1);
 
 /// What an end has measured.
@@ -214,7 +214,7 @@ pub(super) fn ask_on_time(
         return Err(io::Error::other("no answer comes from the far end"));
     }
     let cost = meter.end(end.work());
-    // Who answers may have gone.
+    // The far end may have gone.
     let _gone = end.close();
     Ok(Outcome {
         lost_messages: waiting.iter().filter(|(asked, _)| *asked >= warm_up).count() as u64,
@@ -644,7 +644,7 @@ mod tests {
         assert_ne!(gaps(1), gaps(2));
     }
 
-    /// This end is asked too late for most of a stream that nobody repeats: what was due is missing among the numbers.
+    /// This end is asked too late for most of a stream without repetition: what was due is missing among the numbers.
     #[test]
     fn what_is_too_late_is_not_sent_and_was_due_all_the_same() {
         #[derive(Default)]

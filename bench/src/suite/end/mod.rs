@@ -40,7 +40,7 @@ pub(crate) enum Task {
         seconds: f64,
         /// Messages a second, sent by the clock; each is measured from the time it was due.
         rate: Option<f64>,
-        /// By the clock: so many go before as a warm-up.
+        /// By the clock: how many go before as a warm-up.
         #[serde(default)]
         warm_up: u64,
     },
@@ -77,7 +77,7 @@ pub(crate) struct Spec {
     pub(crate) mtu: u32,
     /// How packets pass between driver and LM.
     pub(crate) mode: Mode,
-    /// A stream's far end waits for so many near ones; time counts once each has sent a message.
+    /// How many near ends a stream's far end waits for; time counts once each has sent a message.
     #[serde(default = "one")]
     pub(crate) senders: u32,
     /// Receive queues of both ends' links, at least.

@@ -125,7 +125,7 @@ pub(super) struct Single {
     train: Vec<usize>,
     payload: Vec<u8>,
     datagram: Vec<u8>,
-    /// Who sends, in the order of their first datagrams, and what comes of each.
+    /// Senders in the order of their first datagrams, and what comes of each.
     senders: Vec<(SocketAddr, Trains)>,
 }
 
@@ -136,7 +136,7 @@ impl Single {
         let is_paced = matches!(spec.task, Task::Stream { rate: Some(_), .. });
         if is_paced {
             let _less = set_socket_send_buffer_size_force(&socket, BUFFER);
-            // Without it the kernel tells nobody that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
+            // Without it the kernel does not tell that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
             set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
         }
         let train = train(spec.size);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How often the watching thread looks. Silence is noticed after one to two such periods.
 const PERIOD: Duration = Duration::from_millis(700);
-/// So much longer for each byte of what arrives at once: 10 MB/s is slow.
+/// Time more for each byte of what arrives at once: 10 MB/s is slow.
 const PERIOD_OF_BYTE: Duration = Duration::from_nanos(100);
 
 /// Counts what has arrived. Before the first arrival nothing is watched.

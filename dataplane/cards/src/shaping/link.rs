@@ -181,7 +181,7 @@ impl Link {
     pub(super) fn open(index: u32) -> Result<Link, EthtoolError> {
         let open = || -> io::Result<Link> {
             let socket = netlink::open(NETLINK_ROUTE)?;
-            // A kernel that does not answer is an error, and holds nobody up.
+            // A kernel that does not answer is an error, and holds nothing up.
             set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
             let ethtool = Ethtool::open(index)?;
             Ok(Link {

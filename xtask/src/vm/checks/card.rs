@@ -35,7 +35,7 @@ pub struct Row {
     pub systems: String,
     /// More of its options.
     pub options: String,
-    /// It has failed after so many seconds, of the guest's clock and of the host's.
+    /// Seconds after which it has failed, of the guest's clock and of the host's.
     pub limit_s: u32,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn measure(row: &Row) -> Result<Value> {
     measured
 }
 
-/// Has the packets for a bare socket come to its queue, until it is taken back; whoever else receives sees to it.
+/// Has the packets for a bare socket come to its queue, until it is taken back; other receivers see to it.
 fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
     let is_bare = row.systems.starts_with("bare");
     for host in [bed.left(), bed.right()].into_iter().filter(|_| is_bare) {
@@ -80,7 +80,7 @@ fn steer_bare(bed: &Bed, row: &Row, begins: bool) -> Result<()> {
                 ensure!(steer(host, 0), "{} takes no RSS table for queue 0", host.name());
             }
             Device::Igb => spread_evenly(host)?,
-            // The card has no other queue. When an XDP program comes to a virtio-net card whose table somebody has set,
+            // The card has no other queue. When an XDP program comes to a virtio-net card with a table that was set,
             // the driver names the number of queues once more (`virtnet_set_queues`, drivers/net/virtio_net.c), and
             // QEMU has no table from then on (`virtio_net_handle_mq`, hw/net/virtio-net.c): tun chooses a queue by its
             // own hash.

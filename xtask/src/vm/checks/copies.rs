@@ -156,7 +156,7 @@ impl Probes {
 
 impl Drop for Probes {
     fn drop(&mut self) {
-        // A probe that stays counts on, and harms nobody; the next run names it otherwise.
+        // A probe that stays counts on, and does no harm; the next run names it otherwise.
         let _ = append(&format!("events/{GROUP}/enable"), "0");
         for (event, ..) in &self.0 {
             let _ = append("kprobe_events", &format!("-:{GROUP}/{event}"));

@@ -96,14 +96,7 @@ impl Stream {
         let receiver = pair.start_receiver(pair.receiving(&receiving), "ready")?;
         // The receiver ends by itself in any case: killed, it would leave its changes of the card to the next check.
         let sent = self.send(pair, &sending, receiver.id());
-        let received = receiver.stop()?;
-        ensure!(
-            received.status.success(),
-            "the receiver ended with {}: {}",
-            received.status,
-            received.stderr.trim()
-        );
-        let received = received.json().context("the receiver")?;
+        let received = receiver.stop()?.report_of("the receiver")?;
         // Whatever became of the sender: what it sent before was wrong.
         fates::ensure_no_fault(&received)?;
         let others = || {
