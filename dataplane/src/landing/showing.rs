@@ -273,10 +273,8 @@ impl Sessions {
     #[cfg(test)]
     pub(crate) fn ready_windows(&self) -> usize {
         let messages = self.iter().flat_map(|inbound| inbound.order.iter());
-        messages
-            .flat_map(|message| &message.reader)
-            .map(|reader| reader.ready.len())
-            .sum()
+        let readers = messages.flat_map(|message| &message.reader);
+        readers.map(|reader| reader.ready.len()).sum()
     }
 
     /// Looks what may be shown of messages from the peers in `watched`, and tells `begun` of those that are new. Whether there is anything for

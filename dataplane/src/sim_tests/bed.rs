@@ -3,28 +3,43 @@
 mod checks;
 mod setup;
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use lm_protocol::geometry::Wire as WireMode;
+use lm_cards::chunk_len_for;
+use lm_protocol::admission::ClusterKey;
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::integrity::Integrity;
+use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::{LmHeader, Trailer};
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::{LmHeader, Trailer, with_digests};
+#[cfg(test)]
+use lm_protocol::zone::ZONE_ALIGN;
 
 #[cfg(test)]
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
+use crate::bounds::{GENERAL_FRAMES, InFlight, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
+use crate::checksum::Checksum;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
+use crate::config::{EndpointConfig, LinkConfig, MemoryConfig, ReceiveConfig};
 use crate::connect::{ConnectError, ConnectOptions};
-use crate::engine::Engine;
+use crate::engine::{Engine, Fixed, Receives};
+use crate::entropy::Entropy;
+use crate::footprint::Footprint;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-#[cfg(test)]
-use crate::port::Port;
+use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::over::MTU_IN_ONE_FRAME;
+use crate::port::{Caps, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
-use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
+#[cfg(test)]
+use crate::release::Released;
+use crate::simnic::{self, HostConfig, Impairments, Semantics, SimNic, Wire, WireConfig, ZeroCopy};
 
 pub(crate) use setup::*;
 

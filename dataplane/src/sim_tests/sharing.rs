@@ -368,11 +368,7 @@ fn senders_that_fall_silent_hold_up_nobody() {
 /// other's turn: its messages lie aside before they have memory. That credit is left is no silence then, since there is nothing to send.
 #[test]
 fn messages_that_lie_aside_get_their_turn() {
-    let config = BedConfig {
-        patience: Duration::from_secs(60),
-        ..rooms(4 << 20)
-    };
-    let mut shared = Shared::new(&config, &[(100_000, 40), (60_000, 1)]);
+    let mut shared = Shared::new(&rooms(4 << 20), &[(100_000, 40), (60_000, 1)]);
     shared.finish_from(1);
     (0..10).for_each(|_| shared.round());
     let key = shared.bed.key(FIRST + 1, shared.streams[1].peer);
@@ -385,15 +381,10 @@ fn messages_that_lie_aside_get_their_turn() {
         announced: 1,
         lands: true,
     };
-    let to = shared.bed.hosts[0]
-        .peers
-        .find(data_address(FIRST + 1))
-        .expect("known");
-    let addressing = shared.bed.hosts[0].peers.at(to).addressing;
-    shared
-        .bed
-        .wire
-        .inject(FIRST + 1, 0, &lm_packet(&addressing, &credit, &[]));
+    let (peers, wire) = (&mut shared.bed.hosts[0].peers, &shared.bed.wire);
+    let to = peers.find(data_address(FIRST + 1)).expect("known");
+    let packet = lm_packet(&peers.at(to).addressing, &credit, &[]);
+    wire.inject(FIRST + 1, 0, &packet);
     shared.streams[1].left = 2;
     // The other's turn takes longer than a sender may be silent: the machine is busy.
     for _ in 0..40 {

@@ -1,17 +1,6 @@
 //! What is looked at in a bed: guard bytes, memory that came back, and counters.
 
-use std::time::Duration;
-
-use lm_protocol::geometry::{Layout, Wire as WireMode};
-#[cfg(test)]
-use lm_protocol::zone::ZONE_ALIGN;
-
-use crate::bounds::{GENERAL_FRAMES, OUTGOING_MAX, TRANSMIT_FRAMES};
-use crate::message::Message;
-#[cfg(test)]
-use crate::release::Released;
-
-use super::Bed;
+use super::*;
 
 impl Bed {
     /// Looks at the guard bytes of all free landing memory.

@@ -1,27 +1,6 @@
 //! What a bed is made of: its configuration, and an engine on a port.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::Duration;
-
-use lm_cards::chunk_len_for;
-use lm_protocol::admission::ClusterKey;
-use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
-use lm_protocol::integrity::Integrity;
-use lm_protocol::session::Permit;
-use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::with_digests;
-
-use crate::bounds::{InFlight, LANDING_RING_LEN, OnTheWay};
-use crate::checksum::Checksum;
-use crate::config::{EndpointConfig, LinkConfig, MemoryConfig, ReceiveConfig};
-use crate::engine::{Engine, Fixed, Receives};
-use crate::entropy::Entropy;
-use crate::footprint::Footprint;
-use crate::memory::Umem;
-use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::over::MTU_IN_ONE_FRAME;
-use crate::port::{Caps, ModeRequest, Port};
-use crate::simnic::{self, Impairments, Semantics, WireConfig, ZeroCopy};
+use super::*;
 
 pub(crate) const PORT: u16 = 7168;
 pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
