@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use crate::control::{ControlMessage, End, Grant, Reject, RejectReason, Request};
-use crate::session::{Applicant, ApplicantState, Farewell, FarewellState};
+use crate::session::{Applicant, ApplicantState, Farewell, FarewellState, MIN_RETRY};
 use crate::time::Time;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -17,6 +17,11 @@ const WITHDRAWN_MAX: usize = 64;
 const ASK_FOR_PLACE: Duration = Duration::from_millis(100);
 /// How long a farewell is repeated.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The time of a lease's next renewal, `1 / parts` of it ahead; never at once, however short the receiver made the lease.
+fn renewal(now: Time, grant: &Grant, parts: u32) -> Time {
+    now + (grant.lease() / parts).max(MIN_RETRY)
+}
 
 /// Names a request for a session, and the session, between a node and its host's programs. It is the request's number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -294,7 +299,7 @@ impl Outgoing {
                         line.place = (!grant.lands).then_some(now + ASK_FOR_PLACE);
                     }
                     *confirmed = now;
-                    *next = now + grant.lease() / RENEWALS_PER_LEASE;
+                    *next = renewal(now, grant, RENEWALS_PER_LEASE);
                     None
                 }
                 // The receiver began anew, and takes the renewal for a request.
@@ -391,7 +396,7 @@ impl Outgoing {
                 }
                 match *applicant.state() {
                     ApplicantState::Granted(grant) => {
-                        let next = now + grant.lease() / RENEWALS_PER_LEASE;
+                        let next = renewal(now, &grant, RENEWALS_PER_LEASE);
                         let request = Request {
                             lands: applicant.request().lands || line.place.is_some(),
                             ..*applicant.request()
@@ -434,7 +439,7 @@ impl Outgoing {
                         None => request.lands,
                     };
                     send(ControlMessage::Request(Request { lands, ..*request }));
-                    *next = now + grant.lease() / (2 * RENEWALS_PER_LEASE);
+                    *next = renewal(now, grant, 2 * RENEWALS_PER_LEASE);
                 }
                 last.is_none().then(|| until.min(*next))
             }

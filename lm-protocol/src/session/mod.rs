@@ -40,8 +40,8 @@ pub const FIRST_RETRANSMIT: Duration = Duration::from_millis(100);
 /// Longest time between two transmissions of a request.
 pub const LAST_RETRANSMIT: Duration = Duration::from_secs(1);
 
-/// Shortest wait before a busy receiver is asked again, whatever it said.
-const MIN_RETRY: Duration = Duration::from_millis(10);
+/// Shortest wait before a receiver is asked again, for a session or for a longer lease, whatever it said.
+pub(crate) const MIN_RETRY: Duration = Duration::from_millis(10);
 
 /// When to transmit next: at once, then after 100 ms, doubling to 1 s, until a deadline.
 #[derive(Clone, Copy, Debug)]

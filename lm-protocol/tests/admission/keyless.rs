@@ -67,6 +67,7 @@ impl Receiver {
             policy: Policy::Concurrent,
             limits: Limits {
                 waiting_of_address: 4,
+                patience: Duration::from_secs(1),
                 ..Limits::default()
             },
         };
@@ -178,6 +179,37 @@ fn answers_that_nobody_waits_for() {
         matches!(sent(&sender.actions)[..], [(_, ControlMessage::End(end))] if end.session_key == grant.session_key)
     );
     assert!(sender.node.is_leaving());
+}
+
+/// A receiver that grants leases of no time: its sender renews them in measure, and no turn of its goes on for ever.
+#[test]
+fn a_lease_of_no_time_is_renewed_in_measure() {
+    let (mut receiver, mut sender) = (Receiver::new(), Receiver::new());
+    let mut now = Time::from_millis(1);
+    let wanted = Request {
+        data_port: 7168,
+        ..Request::default()
+    };
+    let patience = Duration::from_secs(3);
+    let asked = sender.act(|node, local, out| node.request(now, host(1), 7168, wanted, patience, local, out));
+    let Ok(lm_protocol::admission::Decision::Requested(ticket)) = asked else {
+        panic!("{asked:?}")
+    };
+    receiver.hear(now, host(9), ticket.0, &ControlMessage::Request(wanted));
+    let (_, mut grant) = sent(&receiver.actions).pop().expect("an answer");
+    let ControlMessage::Grant(terms) = &mut grant else {
+        panic!("{grant:?}")
+    };
+    terms.lease_ms = 0;
+    assert_eq!(sender.hear(now, host(1), ticket.0, &grant), Taken::Used);
+    sender.actions.clear();
+    let end = now + Duration::from_secs(1);
+    while now < end {
+        assert_eq!(sender.hear(now, host(1), ticket.0, &grant), Taken::Used);
+        now = sender.node.next_deadline().map_or(end, |due| due.max(now));
+        sender.act(|node, local, out| node.on_timer(now, local, out));
+    }
+    assert!(sent(&sender.actions).len() <= 101);
 }
 
 fn sent(actions: &[Action]) -> Vec<(u32, ControlMessage)> {
