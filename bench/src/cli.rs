@@ -367,6 +367,12 @@ impl fmt::Display for Failure {
     }
 }
 
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure::new(chain(&error))
+    }
+}
+
 /// An error and the errors behind it as one line, for errors that say more in their `source`.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
@@ -446,13 +452,18 @@ pub fn main<P: Parser>(
 /// clap's first paragraph says what is wrong (the values that would be right included), the others how to call the
 /// tool: this is made one line.
 fn usage_line(text: &str) -> String {
-    let what = text.split("\n\n").next().unwrap_or(text);
-    let what = one_line(what.strip_prefix("error: ").unwrap_or(what));
+    let what = usage_fault(text);
     if what.contains("; ") {
         what
     } else {
         format!("{}; see --help", what.trim_end_matches('.'))
     }
+}
+
+/// clap's first paragraph as one line.
+pub(crate) fn usage_fault(text: &str) -> String {
+    let what = text.split("\n\n").next().unwrap_or(text);
+    one_line(what.strip_prefix("error: ").unwrap_or(what))
 }
 
 /// Says how a run ended: the report on standard output (on standard error when that carries data), the reason of a

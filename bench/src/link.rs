@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lm_dataplane::{AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, LinkConfig, PeerId, SendError};
 
-use crate::cli::{Failure, LinkOptions, chain, complain};
+use crate::cli::{Failure, LinkOptions, complain};
 use crate::files;
 use crate::output::describe;
 use crate::report::Report;
@@ -46,7 +46,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
 /// # Errors
 /// When there is none.
 pub fn default_interface() -> Result<String, Failure> {
-    let interface = lm_dataplane::route::default_interface().map_err(failure)?;
+    let interface = lm_dataplane::route::default_interface()?;
     Ok(interface.name)
 }
 
@@ -55,13 +55,9 @@ pub fn default_interface() -> Result<String, Failure> {
 /// # Errors
 /// When there is no route.
 pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
-    let hop = lm_dataplane::route::resolve(to, None).map_err(failure)?;
-    let interface = lm_cards::Interface::by_index(hop.interface_index).map_err(failure)?;
+    let hop = lm_dataplane::route::resolve(to, None)?;
+    let interface = lm_cards::Interface::by_index(hop.interface_index)?;
     Ok(interface.name)
-}
-
-fn failure(error: impl std::error::Error) -> Failure {
-    Failure::new(chain(&error))
 }
 
 /// Resolves `HOST[:PORT]` to an IPv4 address.

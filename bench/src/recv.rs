@@ -200,8 +200,7 @@ impl Tool {
             },
             ..base
         };
-        let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))
-            .map_err(|error| Failure::new(cli::chain(&error)))?;
+        let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))?;
         if privileges::drop_rest(|| output.check().is_ok())? {
             let text = "warning: --output is another user's, so that root's power over files stays; choose a place of \
                         root's";
@@ -267,7 +266,7 @@ impl Tool {
                 Err(RecvError::Aborted { peer, .. }) => {
                     self.receiver.on_incomplete(peer, "the sender gave up", now);
                 }
-                Err(error) => return Err(Failure::new(cli::chain(&error))),
+                Err(error) => return Err(error.into()),
             }
             self.receiver.poll_timeout(now, self.options.link.patience);
             self.send_replies();

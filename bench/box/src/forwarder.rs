@@ -27,7 +27,7 @@ const PER_MILLION: u64 = 1_000_000;
 
 /// What happens to the packets of one direction: `struct lm_impair_config`. Probabilities are per million packets.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Impairments {
     /// Decides everything that is random.
     pub seed: u64,
@@ -51,23 +51,6 @@ pub struct Impairments {
 
 // SAFETY: integers without padding (8 + 8 · 4 bytes); any bytes are a value.
 unsafe impl aya::Pod for Impairments {}
-
-impl Default for Impairments {
-    /// A good link.
-    fn default() -> Self {
-        Impairments {
-            seed: 0,
-            to_ifindex: 0,
-            loss: 0,
-            loss_burst: 1,
-            duplicate: 0,
-            corrupt: 0,
-            reorder: 0,
-            reorder_by: 3,
-            divert: 0,
-        }
-    }
-}
 
 /// What is decided about a packet before anything is known but its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,13 +100,6 @@ impl Impairments {
     }
 
     fn fault(&self) -> Option<&'static str> {
-        let probabilities = [self.loss, self.duplicate, self.corrupt, self.reorder];
-        if probabilities
-            .iter()
-            .any(|&per_million| u64::from(per_million) > PER_MILLION)
-        {
-            return Some("a probability is above 100 %");
-        }
         if self.loss_burst == 0 {
             return Some("a burst has at least one packet");
         }

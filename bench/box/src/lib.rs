@@ -26,6 +26,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -37,7 +38,7 @@ use forwarder::{Diverted, Forwarder, HELD_PACKET_LEN_MAX, ImpairError};
 pub use forwarder::{Fate, Impairments, split_mix};
 use line::Line;
 use lm_measure::rate::BitRate;
-pub use quantity::{Both, PerMillion, Span};
+use quantity::{both, share, span};
 
 /// How long the process sleeps at most while nothing is under way.
 const LOOK: Duration = Duration::from_millis(20);
@@ -56,7 +57,7 @@ pub trait Inject: Sized {
     /// # Errors
     ///
     /// What the kernel says.
-    fn open(interface: &str, queue: u32) -> io::Result<Self>;
+    fn open(ifindex: u32, queue: u32) -> io::Result<Self>;
     /// Copies a packet in; `None` when there is no room or the packet is too long.
     fn store(&mut self, packet: &[u8]) -> Option<Self::Stored>;
     /// Hands a stored packet to the kernel; `false` when it has enough for now.
@@ -86,29 +87,29 @@ pub struct ImpairArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Packets to lose: 1%, 200ppm
-    #[arg(long, value_name = "SHARE[,SHARE]", default_value = "0")]
-    pub loss: Both<PerMillion>,
+    #[arg(long, value_name = "SHARE[,SHARE]", default_value = "0", value_parser = |text: &str| both(text, share))]
+    pub loss: [u32; 2],
     /// Packets to lose in succession; --loss stays the share of all
-    #[arg(long, value_name = "PACKETS[,…]", default_value = "1")]
-    pub loss_burst: Both<u32>,
+    #[arg(long, value_name = "PACKETS[,…]", default_value = "1", value_parser = |text: &str| both(text, u32::from_str))]
+    pub loss_burst: [u32; 2],
     /// Packets to send twice
-    #[arg(long, value_name = "SHARE[,…]", default_value = "0")]
-    pub duplicate: Both<PerMillion>,
+    #[arg(long, value_name = "SHARE[,…]", default_value = "0", value_parser = |text: &str| both(text, share))]
+    pub duplicate: [u32; 2],
     /// Packets to change one byte of
-    #[arg(long, value_name = "SHARE[,…]", default_value = "0")]
-    pub corrupt: Both<PerMillion>,
+    #[arg(long, value_name = "SHARE[,…]", default_value = "0", value_parser = |text: &str| both(text, share))]
+    pub corrupt: [u32; 2],
     /// Packets to hold back until others have overtaken them
-    #[arg(long, value_name = "SHARE[,…]", default_value = "0")]
-    pub reorder: Both<PerMillion>,
+    #[arg(long, value_name = "SHARE[,…]", default_value = "0", value_parser = |text: &str| both(text, share))]
+    pub reorder: [u32; 2],
     /// How many packets of the same queue overtake
-    #[arg(long, value_name = "PACKETS[,…]", default_value = "3")]
-    pub reorder_by: Both<u32>,
+    #[arg(long, value_name = "PACKETS[,…]", default_value = "3", value_parser = |text: &str| both(text, u32::from_str))]
+    pub reorder_by: [u32; 2],
     /// Time that each packet takes: 50us, 2ms
-    #[arg(long, value_name = "TIME[,…]", default_value = "0")]
-    pub delay: Both<Span>,
+    #[arg(long, value_name = "TIME[,…]", default_value = "0", value_parser = |text: &str| both(text, span))]
+    pub delay: [Duration; 2],
     /// Most bits per second, Ethernet headers included: 500Mbit, 1Gbit
-    #[arg(long, value_name = "RATE[,…]")]
-    pub rate: Option<Both<BitRate>>,
+    #[arg(long, value_name = "RATE[,…]", value_parser = |text: &str| both(text, BitRate::from_str))]
+    pub rate: Option<[BitRate; 2]>,
     /// Bytes that may pass at once in spite of --rate
     #[arg(long, value_name = "BYTES", default_value_t = 3000)]
     pub rate_burst: u64,
@@ -200,10 +201,7 @@ pub fn impair<Queue: Inject>(
             .filter_map(|direction| direction.timed.as_ref())
             .map(|timed| PollFd::from_borrowed_fd(timed.diverted.as_fd(), PollFlags::IN))
             .collect();
-        let timeout = Timespec {
-            tv_sec: sleep.as_secs() as i64,
-            tv_nsec: i64::from(sleep.subsec_nanos()),
-        };
+        let timeout = Timespec::try_from(sleep)?;
         // A signal ends the sleep early, which is all that can go wrong.
         let _ = poll(&mut fds, Some(&timeout));
     }
@@ -225,35 +223,35 @@ struct Direction<Queue: Inject> {
 }
 
 impl<Queue: Inject> Direction<Queue> {
-    fn open(args: &ImpairArgs, direction: u64) -> Result<Direction<Queue>, Box<dyn Error>> {
+    fn open(args: &ImpairArgs, direction: usize) -> Result<Direction<Queue>, Box<dyn Error>> {
         let (from, to) = match direction {
             0 => (&args.left, &args.right),
             _ => (&args.right, &args.left),
         };
-        let delay = args.delay.of(direction).0;
-        let rate = args.rate.map(|rate| rate.of(direction));
+        let delay = args.delay[direction];
+        let rate = args.rate.map(|rate| rate[direction]);
         let diverts = !delay.is_zero() || rate.is_some();
-        let reorder = args.reorder.of(direction).0;
+        let reorder = args.reorder[direction];
         if diverts || reorder > 0 {
             require_short_packets(from)?;
         }
         let to_ifindex = interface_index(to)?;
         interface_index(from)?;
         let impairments = Impairments {
-            seed: direction_seed(args.seed, direction),
+            seed: direction_seed(args.seed, direction as u64),
             to_ifindex,
-            loss: args.loss.of(direction).0,
-            loss_burst: args.loss_burst.of(direction),
-            duplicate: args.duplicate.of(direction).0,
-            corrupt: args.corrupt.of(direction).0,
+            loss: args.loss[direction],
+            loss_burst: args.loss_burst[direction],
+            duplicate: args.duplicate[direction],
+            corrupt: args.corrupt[direction],
             reorder,
-            reorder_by: args.reorder_by.of(direction),
+            reorder_by: args.reorder_by[direction],
             divert: diverts.into(),
         };
         let (forwarder, diverted) = Forwarder::attach(from, &impairments)?;
         let line = Line::new(args.limit as usize, delay, rate, args.rate_burst);
         let timed = diverted
-            .map(|diverted| Timed::open(diverted, line, to))
+            .map(|diverted| Timed::open(diverted, line, to, to_ifindex))
             .transpose()
             .map_err(|error| format!("cannot send through {to}: {error}; see dmesg"))?;
         let statistic =
@@ -329,14 +327,19 @@ struct Timed<Queue: Inject> {
 }
 
 impl<Queue: Inject> Timed<Queue> {
-    fn open(diverted: Diverted, line: Line<(usize, Queue::Stored)>, to: &str) -> io::Result<Timed<Queue>> {
+    fn open(
+        diverted: Diverted,
+        line: Line<(usize, Queue::Stored)>,
+        to: &str,
+        to_ifindex: u32,
+    ) -> io::Result<Timed<Queue>> {
         let queues = std::fs::read_dir(format!("/sys/class/net/{to}/queues"))?
             .filter(|entry| {
                 let name = entry.as_ref().map(std::fs::DirEntry::file_name);
                 name.is_ok_and(|name| name.to_string_lossy().starts_with("tx-"))
             })
             .count() as u32;
-        let injectors = (0..queues.max(1)).map(|queue| Queue::open(to, queue));
+        let injectors = (0..queues.max(1)).map(|queue| Queue::open(to_ifindex, queue));
         Ok(Timed {
             diverted,
             line,

@@ -11,15 +11,18 @@ impl FromStr for BitRate {
 
     fn from_str(text: &str) -> Result<BitRate, String> {
         let short = text.strip_suffix("bit").unwrap_or(text);
-        let units = [('G', 1e9), ('M', 1e6), ('k', 1e3)];
-        let rate = units
-            .iter()
-            .find_map(|(unit, factor)| Some(short.strip_suffix(*unit)?.parse::<f64>().ok()? * factor));
-        match rate {
+        match scaled(short, &[("G", 1e9), ("M", 1e6), ("k", 1e3)]) {
             Some(rate) if (1e3..=1e12).contains(&rate) => Ok(BitRate(rate as u64)),
             _ => Err("write a rate from 1kbit to 1000Gbit, like 500Mbit".to_owned()),
         }
     }
+}
+
+/// A number in multiples of the first unit that it ends with.
+pub fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let multiple =
+        |(unit, factor): &(&str, f64)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor);
+    units.iter().find_map(multiple)
 }
 
 #[cfg(test)]

@@ -32,28 +32,25 @@ impl ByteSize {
 }
 
 impl FromStr for ByteSize {
-    type Err = SizeError;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, SizeError> {
+    fn from_str(text: &str) -> Result<Self, &'static str> {
         let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let (number, suffix) = text.split_at(digits);
         if number.is_empty() {
-            return Err(SizeError::Malformed);
+            return Err(MALFORMED);
         }
-        let number: u64 = number.parse().map_err(|_| SizeError::TooLarge)?;
+        let number: u64 = number.parse().map_err(|_| TOO_LARGE)?;
         let shift = match suffix.as_bytes() {
             [] | [b'B'] => 0,
             [letter] | [letter, b'i', b'B'] => SUFFIXES
                 .iter()
                 .find(|(name, _)| *name == char::from(letter.to_ascii_uppercase()))
                 .map(|(_, shift)| *shift)
-                .ok_or(SizeError::Malformed)?,
-            _ => return Err(SizeError::Malformed),
+                .ok_or(MALFORMED)?,
+            _ => return Err(MALFORMED),
         };
-        number
-            .checked_mul(1 << shift)
-            .map(ByteSize)
-            .ok_or(SizeError::TooLarge)
+        number.checked_mul(1 << shift).map(ByteSize).ok_or(TOO_LARGE)
     }
 }
 
@@ -90,13 +87,7 @@ pub fn approximate(bytes: u64) -> String {
     for (name, shift) in SUFFIXES {
         if bytes >> shift != 0 {
             let scaled = bytes as f64 / (1u64 << shift) as f64;
-            let decimals = if scaled < 10.0 {
-                2
-            } else if scaled < 100.0 {
-                1
-            } else {
-                0
-            };
+            let decimals = usize::from(scaled < 10.0) + usize::from(scaled < 100.0);
             return format!("{scaled:.decimals$} {name}iB");
         }
     }
@@ -104,16 +95,8 @@ pub fn approximate(bytes: u64) -> String {
 }
 
 /// Why a text is no size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SizeError {
-    /// Not a whole number with an optional suffix.
-    #[error("write a whole number of bytes with an optional K, M, G or T (binary), such as 64K")]
-    Malformed,
-    /// More than 2^64 - 1 bytes.
-    #[error("larger than 64 bits can count")]
-    TooLarge,
-}
+const MALFORMED: &str = "write a whole number of bytes with an optional K, M, G or T (binary), such as 64K";
+const TOO_LARGE: &str = "larger than 64 bits can count";
 
 #[cfg(test)]
 mod tests {
@@ -143,10 +126,10 @@ mod tests {
         for text in [
             "", "K", "-1", "+1", "1.5M", "1KB", "1 M", "1X", "1Mi", "1MiBs", "0x10", "1é", "é",
         ] {
-            assert_eq!(text.parse::<ByteSize>(), Err(SizeError::Malformed), "{text:?}");
+            assert_eq!(text.parse::<ByteSize>(), Err(MALFORMED), "{text:?}");
         }
         for text in ["18446744073709551616", "16777216T"] {
-            assert_eq!(text.parse::<ByteSize>(), Err(SizeError::TooLarge), "{text:?}");
+            assert_eq!(text.parse::<ByteSize>(), Err(TOO_LARGE), "{text:?}");
         }
     }
 

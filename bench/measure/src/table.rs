@@ -30,14 +30,9 @@ impl Table {
 impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let columns = self.rows[0].len();
+        let lens = |column: usize| self.rows.iter().map(move |row| row[column].chars().count());
         let widths: Vec<usize> = (0..columns)
-            .map(|c| {
-                self.rows
-                    .iter()
-                    .map(|row| row[c].chars().count())
-                    .max()
-                    .unwrap_or(0)
-            })
+            .map(|column| lens(column).max().unwrap_or(0))
             .collect();
         for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::new();

@@ -14,31 +14,18 @@ pub(super) struct Mapping {
 impl Mapping {
     /// Private zeroed memory of `len` bytes.
     pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
-        Mapping::map(
-            len,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
-            -1,
-            0,
-        )
+        Mapping::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
     /// `len` bytes of what `fd` offers at `offset` (a ring of an AF_XDP socket).
     pub(super) fn shared(fd: RawFd, offset: i64, len: usize) -> io::Result<Mapping> {
-        Mapping::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, fd, offset)
+        Mapping::map(len, libc::MAP_SHARED, fd, offset)
     }
 
     fn map(len: usize, flags: i32, fd: RawFd, offset: i64) -> io::Result<Mapping> {
+        let (flags, rights) = (flags | libc::MAP_POPULATE, libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory that Rust knows of.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                fd,
-                offset,
-            )
-        };
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

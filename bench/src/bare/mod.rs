@@ -1,6 +1,6 @@
 //! Bare AF_XDP as an `End`: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
-//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its
+//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts, and headers that are written once: its own rings ([`socket`](self)), its
 //! own XDP program, fixed frames that do not overlap, no message, no acknowledgement, no gate. By the data plane's rings, whose every access is checked, a
 //! stream of 64 bytes in zero-copy mode cost a sixth more instructions.
 //!
@@ -16,24 +16,24 @@ mod redirect;
 mod sending;
 mod socket;
 
-use std::ffi::CString;
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use lm_cards::Interface;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
 
-pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac, ToArgs};
+pub use frame::{HEADER_LEN as UDP_HEADER_LEN, ToArgs, headers};
 pub use inject::{Injector, Stored};
 use pace::Pace;
 pub(crate) use pace::remove_pace_file;
 use redirect::Redirect;
 use sending::Outgoing;
 pub(crate) use socket::set_option;
-use socket::{Moved, Socket, is_last};
+use socket::{Socket, is_last};
 
-use crate::cli::Mode;
+use crate::cli::{Failure, Mode};
 use crate::kept::Kept;
 use crate::suite::{Arrival, End, EndArgs, Outcome, Patience, Side, Spec, Task};
 
@@ -79,10 +79,10 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    pub(crate) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> io::Result<Bare> {
+    pub(crate) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Bare, Failure> {
         let is_near = args.side == Side::Near;
         let is_stream = matches!(spec.task, Task::Stream { .. });
-        let card = Interface::by_name(&args.interface).map_err(io::Error::other)?;
+        let card = Interface::by_name(&args.interface)?;
         let polls = is_stream && card.kind.as_deref() == Some("veth");
         let (port, payload) = (spec.address.port(), payload(spec));
         let (in_flight, chunks) = match payload > LONGEST_OF_ONE {
@@ -96,23 +96,24 @@ impl Bare {
         // Only where the receiver paces is more on the way than in flight.
         let credit = in_flight * if pace.is_some() { CREDIT } else { 1 };
         let posted = (credit * chunks + SPARE_CHUNKS[usize::from(pace.is_some())]).min(4096);
-        let (moved, mode) = match spec.mode {
-            Mode::ZeroCopy => (Moved::ByCard, "native zero-copy"),
-            Mode::Generic => (Moved::ByKernel, "generic copy"),
-            _ => (Moved::ByKernel, "native copy"),
+        let by_card = spec.mode == Mode::ZeroCopy;
+        let mode = match spec.mode {
+            Mode::ZeroCopy => "native zero-copy",
+            Mode::Generic => "generic copy",
+            _ => "native copy",
         };
         // In zero-copy mode a whole page, whatever packets are: igb asks its card for whole KiB of what a chunk has without headroom, which is
         // one of 2048 bytes, and then longer packets come in pieces.
-        let chunk_len = match payload > LONGEST_OF_ONE || moved == Moved::ByCard {
+        let chunk_len = match payload > LONGEST_OF_ONE || by_card {
             true => socket::LONG_CHUNK_LEN,
             false => socket::CHUNK_LEN,
         };
         // Small things on queue 0, bulk on a queue of its own.
         let queue = u32::from(is_stream && spec.queues > 1);
         let queue = spec.system.options.queue.unwrap_or(queue);
-        let socket = Socket::open(card.index, queue, posted as u32, chunk_len, moved)?;
+        let socket = Socket::open(card.index, queue, posted as u32, chunk_len, by_card)?;
         // A sender has one in zero-copy mode alone: igb has none without.
-        let needs_program = !(is_near && is_stream) || moved == Moved::ByCard;
+        let needs_program = !(is_near && is_stream) || by_card;
         let redirect = || Redirect::to(&socket, queue, port, &card, spec.mode);
         let redirect = needs_program.then(redirect).transpose()?;
         let mut bare = Bare {
@@ -137,20 +138,21 @@ impl Bare {
             ready();
             return Ok(bare);
         }
-        let hop =
-            lm_dataplane::route::resolve(*spec.address.ip(), Some(card.index)).map_err(io::Error::other)?;
-        let ends = |port| Ends {
-            source_mac: Mac(card.mac),
-            destination_mac: Mac(hop.mac),
-            source: hop.source,
-            destination: *spec.address.ip(),
-            port,
+        let hop = lm_dataplane::route::resolve(*spec.address.ip(), Some(card.index))?;
+        let ends = |port| Addressing {
+            src_mac: MacAddr(card.mac),
+            dst_mac: MacAddr(hop.mac),
+            vlan: None,
+            src_ip: hop.source,
+            dst_ip: *spec.address.ip(),
+            src_port: port,
+            dst_port: port,
         };
-        bare.outgoing
-            .fill(&bare.socket, &ends(port).headers(payload as usize));
+        let written = headers(&ends(port), payload as usize);
+        bare.outgoing.fill(&bare.socket, &written);
         if polls {
-            let headers = ends(port.saturating_add(1)).headers(frame::SEQUENCE_LEN);
-            bare.outgoing.teach_queue(&mut bare.socket, &headers)?;
+            let written = headers(&ends(port.saturating_add(1)), frame::SEQUENCE_LEN);
+            bare.outgoing.teach_queue(&mut bare.socket, &written)?;
         }
         Ok(bare)
     }
@@ -170,15 +172,15 @@ impl Bare {
 }
 
 impl End for Bare {
-    fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
-        self.outgoing.send(&mut self.socket, self.pace.as_ref(), number)
+    fn send(&mut self, _: usize, number: u64) -> Result<(), Failure> {
+        Ok(self.outgoing.send(&mut self.socket, self.pace.as_ref(), number)?)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.outgoing.flush(&mut self.socket)
+    fn flush(&mut self) -> Result<(), Failure> {
+        Ok(self.outgoing.flush(&mut self.socket)?)
     }
 
-    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
         let mut patience = Patience::until(until);
         loop {
             while self.at < self.came {
@@ -211,7 +213,7 @@ impl End for Bare {
                     return Ok(None);
                 }
                 if self.socket.fill.needs_wakeup() {
-                    socket::ask(self.socket.raw_fd());
+                    self.socket.wake_rx();
                 }
                 self.waiting.step()?;
             }
@@ -223,26 +225,12 @@ impl End for Bare {
     }
 }
 
-fn ifindex(name: &str) -> io::Result<u32> {
-    let c_name = CString::new(name)?;
-    // SAFETY: a live NUL-terminated string.
-    let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
-    if index == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("no interface is called {name}"),
-        ));
-    }
-    Ok(index)
-}
-
 /// How a receiver waits for packets, and makes them come.
 struct Waiting {
     // Dropped before the socket that polls.
     kept: Option<Kept>,
     /// The UDP socket that polls, as soon as it knows its queue.
     poller: Option<UdpSocket>,
-    polls: bool,
 }
 
 impl Waiting {
@@ -256,7 +244,6 @@ impl Waiting {
         Ok(Waiting {
             kept: None,
             poller: polls.then(udp).transpose()?,
-            polls: false,
         })
     }
 
@@ -266,13 +253,12 @@ impl Waiting {
             return Ok(());
         };
         let received = socket.recv(&mut [0; 16]).is_ok();
-        if !received || self.polls {
+        if !received || self.kept.is_some() {
             return Ok(());
         }
-        let napi = socket::napi_id(socket.as_raw_fd())?;
-        self.polls = napi != 0;
-        if self.polls {
-            socket::prefer_busy_poll(socket.as_raw_fd(), BUDGET)?;
+        let napi = socket::napi_id(socket)?;
+        if napi != 0 {
+            socket::prefer_busy_poll(socket, BUDGET)?;
             self.kept = Some(Kept::new(napi)?);
         }
         Ok(())

@@ -12,7 +12,7 @@ use crate::suite::{Patience, SILENCE};
 /// What a sender has on the way, and its memory. What was given back last is used first: the cache has it.
 pub(super) struct Outgoing {
     /// First chunk of each packet that is free.
-    free: Vec<u64>,
+    pub(super) free: Vec<u64>,
     first: u64,
     chunks: u32,
     packet_len: u32,
@@ -64,13 +64,24 @@ impl Outgoing {
             socket.copy_in(chunk, headers);
         }
         socket.copy_in(chunk + HEADER_LEN as u64, &number.to_be_bytes());
-        socket.write_packet(self.written * self.chunks, chunk, self.packet_len);
-        self.written += 1;
+        self.write(socket, chunk, self.packet_len);
         self.room -= 1;
         match self.room {
             0 => self.flush(socket),
             _ => Ok(()),
         }
+    }
+
+    /// Writes a packet that lies in its chunks; how many of its batch are written.
+    pub(super) fn write(&mut self, socket: &mut Socket, chunk: u64, len: u32) -> u32 {
+        socket.write_packet(self.written * self.chunks, chunk, len);
+        self.written += 1;
+        self.written
+    }
+
+    /// Packets that are written or handed over, and not finished.
+    pub(super) fn on_the_way(&self) -> u32 {
+        self.unfinished + self.written
     }
 
     /// Hands over what is written.
@@ -88,7 +99,7 @@ impl Outgoing {
     fn await_room(&mut self, socket: &mut Socket, pace: Option<&Pace>, number: u64) -> io::Result<()> {
         let mut patience = Patience::until(Some(Instant::now() + SILENCE));
         loop {
-            self.unfinished -= self.reap(socket);
+            self.reap(socket);
             let on_the_way = pace.map_or(0, |pace| ((number - pace.count()) as u32).min(self.credit));
             let count = BATCH
                 .min(self.most.saturating_sub(self.unfinished))
@@ -113,8 +124,8 @@ impl Outgoing {
         self.free.pop().expect("fewer packets in flight than room")
     }
 
-    /// Takes finished packets back; returns how many. All of a packet's chunks finish together.
-    fn reap(&mut self, socket: &mut Socket) -> u32 {
+    /// Takes finished packets back. All of a packet's chunks finish together.
+    pub(super) fn reap(&mut self, socket: &mut Socket) {
         let len = u64::from(self.chunks) * socket.chunk_len();
         let (done, before) = (socket.completion.waiting(u32::MAX), self.free.len());
         for n in 0..done {
@@ -125,7 +136,7 @@ impl Outgoing {
             }
         }
         socket.completion.release(done);
-        (self.free.len() - before) as u32
+        self.unfinished -= (self.free.len() - before) as u32;
     }
 
     /// Sends a datagram through this queue to another port, where a UDP socket wants to learn the queue's NAPI id.

@@ -3,11 +3,22 @@
 //! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
 use std::io;
-use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_send_buffer_size_force, set_xdp_rx_ring_size, set_xdp_tx_ring_size,
+    set_xdp_umem_completion_ring_size, set_xdp_umem_fill_ring_size, set_xdp_umem_reg, xdp_mmap_offsets,
+};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING,
+    XDP_UMEM_PGOFF_FILL_RING, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::mapping::Mapping;
 
@@ -22,14 +33,9 @@ const CONTINUES: u32 = 1;
 /// Chunks for receiving, and as many again for sending.
 pub(super) const CHUNKS_EACH_WAY: u32 = 4096;
 const RING_LEN: u32 = CHUNKS_EACH_WAY;
-/// Bytes of sent packets that the kernel may hold for the socket.
-const SEND_BUFFER_LEN: i32 = 16 << 20;
-
-/// Where one of the four rings' memory begins in the socket's file (`XDP_*_PGOFF_*` of the kernel header).
-const RX_OFFSET: i64 = 0;
-const TX_OFFSET: i64 = 0x8000_0000;
-const FILL_OFFSET: i64 = 0x1_0000_0000;
-const COMPLETION_OFFSET: i64 = 0x1_8000_0000;
+/// Bytes of sent packets that the kernel may hold for the socket. A copied packet is charged to the sender's socket until it was consumed: the
+/// default (212,992 bytes) stops the sender after some ninety full frames, with EAGAIN.
+const SEND_BUFFER_LEN: usize = 16 << 20;
 
 /// One ring: the producer's and the consumer's index, then the entries. One side of each index is the kernel's.
 #[derive(Debug)]
@@ -48,9 +54,9 @@ pub(super) struct Ring<T> {
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    fn new(fd: i32, file_offset: i64, offsets: &libc::xdp_ring_offset) -> io::Result<Ring<T>> {
+    fn new(fd: &OwnedFd, file_offset: u64, offsets: &XdpRingOffset) -> io::Result<Ring<T>> {
         let len = offsets.desc as usize + RING_LEN as usize * size_of::<T>();
-        let memory = Mapping::shared(fd, file_offset, len)?;
+        let memory = Mapping::shared(fd.as_raw_fd(), file_offset as i64, len)?;
         let base = memory.base();
         // SAFETY: the kernel's offsets lie inside the mapping, whose length was computed from them; mappings are
         // page-aligned and the kernel aligns indices to 4 and entries to 8 bytes.
@@ -58,7 +64,7 @@ impl<T: Copy> Ring<T> {
             (
                 base.add(offsets.producer as usize),
                 base.add(offsets.consumer as usize),
-                base.add(offsets.flags as usize),
+                base.add(offsets.flags.unwrap_or_default() as usize),
                 base.add(offsets.desc as usize),
             )
         };
@@ -152,15 +158,6 @@ impl<T: Copy> Ring<T> {
     }
 }
 
-/// How packets get from a card into the socket's memory, and back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moved {
-    /// Copied (`XDP_COPY`).
-    ByKernel,
-    /// The card reads and writes that memory (`XDP_ZEROCOPY`).
-    ByCard,
-}
-
 /// The socket, its memory and its rings.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -175,86 +172,57 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens a socket bound to `queue` of the interface, with `posted` receive chunks on the
-    /// fill ring. Packets may take several chunks where these are of [`LONG_CHUNK_LEN`].
+    /// fill ring. Packets may take several chunks where these are of [`LONG_CHUNK_LEN`]. The card itself reads and writes its memory, or the
+    /// kernel copies.
     pub(super) fn open(
         ifindex: u32,
         queue: u32,
         posted: u32,
         chunk_len: u64,
-        moved: Moved,
+        by_card: bool,
     ) -> io::Result<Socket> {
-        let memory_len = chunk_len * 2 * u64::from(CHUNKS_EACH_WAY);
-        let mut socket = Socket::unbound(memory_len as usize, chunk_len)?;
+        let flags = SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
+        set_socket_send_buffer_size_force(&fd, SEND_BUFFER_LEN)?;
+        let memory = Mapping::anonymous((chunk_len * 2 * u64::from(CHUNKS_EACH_WAY)) as usize)?;
+        let registration = XdpUmemReg {
+            addr: memory.base() as u64,
+            len: memory.len() as u64,
+            chunk_size: chunk_len as u32,
+            headroom: 0,
+            flags: XdpUmemRegFlags::empty(),
+            tx_metadata_len: 0,
+        };
+        set_xdp_umem_reg(&fd, registration)?;
+        set_xdp_umem_fill_ring_size(&fd, RING_LEN)?;
+        set_xdp_umem_completion_ring_size(&fd, RING_LEN)?;
+        set_xdp_rx_ring_size(&fd, RING_LEN)?;
+        set_xdp_tx_ring_size(&fd, RING_LEN)?;
+        let offsets = xdp_mmap_offsets(&fd)?;
+        let mut fill = Ring::new(&fd, XDP_UMEM_PGOFF_FILL_RING, &offsets.fr)?;
         for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
-            socket.fill.write(chunk, u64::from(chunk) * chunk_len);
+            fill.write(chunk, u64::from(chunk) * chunk_len);
         }
-        socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
-        patiently(|| socket.bind(ifindex, queue, moved))?;
-        Ok(socket)
-    }
-
-    fn unbound(memory_len: usize, chunk_len: u64) -> io::Result<Socket> {
-        // SAFETY: creates a descriptor; no memory is involved.
-        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just created, owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let raw = fd.as_raw_fd();
-        raise_send_buffer(raw)?;
-        let memory = Mapping::anonymous(memory_len)?;
-        // SAFETY: xdp_umem_reg is plain data for which zero is valid.
-        let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
-        registration.addr = memory.base() as u64;
-        registration.len = memory.len() as u64;
-        registration.chunk_size = chunk_len as u32;
-        set_option(&fd, libc::SOL_XDP, libc::XDP_UMEM_REG, registration)?;
-        for ring in [
-            libc::XDP_UMEM_FILL_RING,
-            libc::XDP_UMEM_COMPLETION_RING,
-            libc::XDP_RX_RING,
-            libc::XDP_TX_RING,
-        ] {
-            set_option(&fd, libc::SOL_XDP, ring, RING_LEN)?;
-        }
-        let offsets: libc::xdp_mmap_offsets = option(raw, libc::XDP_MMAP_OFFSETS)?;
-        Ok(Socket {
-            fill: Ring::new(raw, FILL_OFFSET, &offsets.fr)?,
-            completion: Ring::new(raw, COMPLETION_OFFSET, &offsets.cr)?,
-            rx: Ring::new(raw, RX_OFFSET, &offsets.rx)?,
-            tx: Ring::new(raw, TX_OFFSET, &offsets.tx)?,
+        fill.submit(posted.min(CHUNKS_EACH_WAY));
+        let socket = Socket {
+            fill,
+            completion: Ring::new(&fd, XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr)?,
+            rx: Ring::new(&fd, XDP_PGOFF_RX_RING, &offsets.rx)?,
+            tx: Ring::new(&fd, XDP_PGOFF_TX_RING, &offsets.tx)?,
             memory,
             chunk_len,
             fd,
-        })
-    }
-
-    fn bind(&self, ifindex: u32, queue: u32, moved: Moved) -> io::Result<()> {
-        // SAFETY: sockaddr_xdp is plain data for which zero is valid.
-        let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
-        address.sxdp_family = libc::AF_XDP as u16;
-        address.sxdp_ifindex = ifindex;
-        address.sxdp_queue_id = queue;
-        address.sxdp_flags = libc::XDP_USE_NEED_WAKEUP;
-        address.sxdp_flags |= match moved {
-            Moved::ByKernel if self.chunk_len == LONG_CHUNK_LEN => libc::XDP_COPY | libc::XDP_USE_SG,
-            Moved::ByKernel => libc::XDP_COPY,
-            Moved::ByCard => libc::XDP_ZEROCOPY,
         };
-        // SAFETY: a live sockaddr_xdp with its length.
-        let result = unsafe {
-            libc::bind(
-                self.fd.as_raw_fd(),
-                ptr::from_ref(&address).cast(),
-                size_of::<libc::sockaddr_xdp>() as u32,
-            )
+        let flags = match by_card {
+            true => SocketAddrXdpFlags::XDP_ZEROCOPY,
+            false if chunk_len == LONG_CHUNK_LEN => {
+                SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_SG
+            }
+            false => SocketAddrXdpFlags::XDP_COPY,
         };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        let address = SocketAddrXdp::new(flags | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, ifindex, queue);
+        patiently(|| Ok(rustix::net::bind(&socket.fd, &address)?))?;
+        Ok(socket)
     }
 
     /// The socket's descriptor.
@@ -265,17 +233,16 @@ impl Socket {
     /// Asks the kernel to send what is in the TX ring. It takes one budget's worth a call and says EAGAIN when more is
     /// left; EBUSY and ENOBUFS mean that the device or its memory is full for the moment.
     pub(super) fn wake_tx(&self) -> io::Result<()> {
-        // SAFETY: sends no bytes from memory: null with length 0.
-        let result =
-            unsafe { libc::sendto(self.raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0) };
-        if result >= 0 {
-            return Ok(());
+        match rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS) => Ok(()),
-            _ => Err(error),
-        }
+    }
+
+    /// Wakes a driver that waits for chunks.
+    pub(super) fn wake_rx(&self) {
+        // What is the matter is seen when nothing comes.
+        let _asked = rustix::net::recv(&self.fd, &mut [0; 0], RecvFlags::DONTWAIT);
     }
 
     /// Bytes of one chunk.
@@ -352,27 +319,6 @@ pub(super) fn is_last(descriptor: &libc::xdp_desc) -> bool {
     descriptor.options & CONTINUES == 0
 }
 
-/// Wakes a driver that waits for chunks.
-pub(super) fn ask(fd: i32) {
-    // SAFETY: receives no bytes into memory: null with length 0.
-    unsafe {
-        libc::recvfrom(
-            fd,
-            ptr::null_mut(),
-            0,
-            libc::MSG_DONTWAIT,
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
-    };
-}
-
-/// A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
-/// sender after some ninety full frames, with EAGAIN.
-pub(super) fn raise_send_buffer(fd: i32) -> io::Result<()> {
-    set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_LEN)
-}
-
 /// Repeats what fails with EBUSY for up to ten seconds: sockets and links of a program that has just ended are freed late, and on a busy machine
 /// by more than a second.
 pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -387,20 +333,35 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Re
     }
 }
 
-/// Makes non-blocking reads of `fd` poll the device queue that its last packet came from, `budget` packets a call.
-pub(super) fn prefer_busy_poll(fd: i32, budget: u32) -> io::Result<()> {
+/// Makes non-blocking reads of a socket poll the device queue that its last packet came from, `budget` packets a call.
+pub(super) fn prefer_busy_poll(socket: &impl AsRawFd, budget: u32) -> io::Result<()> {
     const SO_PREFER_BUSY_POLL: i32 = 69;
     const SO_BUSY_POLL_BUDGET: i32 = 70;
     let (microseconds, prefer) = (20_i32, 1_i32);
-    set_option(&fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer)?;
-    set_option(&fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, microseconds)?;
-    set_option(&fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, budget as i32)
+    set_option(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer)?;
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, microseconds)?;
+    set_option(socket, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, budget as i32)
 }
 
 /// The NAPI id that the kernel has noted for a socket; 0 when none.
-pub(super) fn napi_id(fd: i32) -> io::Result<u32> {
+pub(super) fn napi_id(socket: &impl AsRawFd) -> io::Result<u32> {
     const SO_INCOMING_NAPI_ID: i32 = 56;
-    any_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID)
+    let (mut id, mut len) = (0_u32, size_of::<u32>() as u32);
+    let to = ptr::from_mut(&mut id).cast();
+    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_INCOMING_NAPI_ID,
+            to,
+            &mut len,
+        )
+    };
+    match result {
+        0 => Ok(id),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Sets an option of a socket.
@@ -419,23 +380,6 @@ pub(crate) fn set_option<T: Copy>(socket: &impl AsRawFd, level: i32, name: i32, 
         Err(io::Error::last_os_error())
     } else {
         Ok(())
-    }
-}
-
-fn option<T: Copy>(fd: i32, name: i32) -> io::Result<T> {
-    any_option(fd, libc::SOL_XDP, name)
-}
-
-fn any_option<T: Copy>(fd: i32, level: i32, name: i32) -> io::Result<T> {
-    // SAFETY: used with plain integers and the plain-integer structs of if_xdp.h alone, for which zero is valid.
-    let mut value: T = unsafe { zeroed() };
-    let mut len = size_of::<T>() as u32;
-    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
-    let result = unsafe { libc::getsockopt(fd, level, name, ptr::from_mut(&mut value).cast(), &mut len) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(value)
     }
 }
 

@@ -11,7 +11,7 @@ use lm_dataplane::{
     MemoryConfig, PeerId, ReceiveConfig, Session,
 };
 
-use crate::cli::{ChecksumOption, DeliveryOption, Failure, IntegrityOption, Mode, chain};
+use crate::cli::{ChecksumOption, DeliveryOption, Failure, IntegrityOption, Mode};
 use crate::link;
 
 /// Send and landing memory that a program takes at least, and for how many messages of the length measured.
@@ -107,7 +107,7 @@ impl EndpointArgs {
             },
             ..EndpointConfig::default()
         };
-        let endpoint = Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))?;
+        let endpoint = Endpoint::open(&config)?;
         for warning in endpoint.status().warnings() {
             eprintln!("lm-bench: {warning}");
         }
@@ -129,10 +129,9 @@ pub fn connect(
         session: Session::Later,
         ..*options
     };
-    let failed = |error| Failure::new(chain(&error));
-    let peer = endpoint.connect(to, &without).map_err(failed)?;
+    let peer = endpoint.connect(to, &without)?;
     if endpoint.peer(peer).max_message_len() < options.max_message_len {
-        endpoint.peer(peer).open_session(options).map_err(failed)?;
+        endpoint.peer(peer).open_session(options)?;
     }
     Ok(peer)
 }

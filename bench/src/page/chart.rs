@@ -158,7 +158,7 @@ fn family(name: &str) -> &'static str {
 }
 
 /// Three significant digits.
-pub(super) fn number(value: f64) -> String {
+fn number(value: f64) -> String {
     let decimals = match value.abs() {
         0.0 => 0,
         value if value >= 100.0 => 0,

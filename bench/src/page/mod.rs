@@ -1,18 +1,18 @@
 //! `lm-bench report`: what `lm-bench compare` kept in files, as one HTML page that needs nothing else. For each file: two charts (streams,
-//! round trips), a table of ratios, and what the figures depend on.
+//! round trips), what the command printed, and what the figures depend on.
 
 mod chart;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lm_measure::size::exact;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::{Value, json};
 
-use self::chart::{Chart, number};
+use self::chart::Chart;
 use crate::cli::Failure;
-use crate::suite::Partial;
-use crate::suite::schema::{Host, Link, Report, SCHEMA, What};
+use crate::suite::schema::{Report, SCHEMA, What};
+use crate::suite::{Partial, text};
 
 /// Options of `lm-bench report`.
 #[derive(Clone, Debug, Args)]
@@ -50,7 +50,7 @@ pub(crate) fn read(path: &Path) -> Result<Report, Failure> {
     })?;
     let broken =
         |error: serde_json::Error| Failure::new(format!("{shown}: {error}; name a file that --json wrote"));
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(broken)?;
+    let value: Value = serde_json::from_str(&text).map_err(broken)?;
     if value["schema"] != SCHEMA {
         return Err(Failure::new(format!(
             "{shown} is of another kind or version; name files of `lm-bench` ({SCHEMA})"
@@ -78,103 +78,39 @@ fn page(reports: &[Report]) -> Markup {
 }
 
 fn section(report: &Report) -> Markup {
+    let value = json!(report);
     html! {
         section {
             h2 { (report.started) }
-            ul { @for caveat in &report.caveats { li { (caveat) } } }
             (Chart::of(report, What::Stream, "bits_per_s", 1e9, "received payload, Gbit/s").draw())
             (Chart::of(report, What::RoundTrips, "p50", 1e3, "round trip, p50, µs").draw())
-            (ratios(report))
-            (systems(report))
+            pre { (text(report)) }
             table {
-                tr { th { "version" } td { (report.version) } }
-                tr { th { "host" } td { (host(&report.host)) } }
-                tr { th { "far host" } td { (host(&report.far)) } }
-                @for one in &report.links { tr { th { "link" } td { (link(one)) } } }
-                @for (name, value) in &report.settings { tr { th { (name) } td { (value) } } }
+                @for system in &report.systems { tr {
+                    th { (system.id) } td { (system.link) ": " (system.configuration) }
+                } }
+                @for name in ["version", "host", "far", "links", "settings"] { tr {
+                    th { (name) } td { (words(&value[name])) }
+                } }
             }
         }
     }
 }
 
-/// Each ratio with its interval.
-fn ratios(report: &Report) -> Markup {
-    html! {
-        p { "Each ratio is taken within a round; the median of all rounds stands with its 95 % interval." }
-        table {
-            tr { th { "what" } th { "size" } th { "figure" } th { "compared" } th { "ratio" } th { "95 %" }
-                th { "rounds" } }
-            @for ratio in &report.ratios { tr {
-                td { (ratio.what.name()) } td { (exact(ratio.size)) } td { (ratio.metric) }
-                td { (ratio.system) " over " (ratio.against) }
-                td { (number(ratio.median)) " ×" } td { (number(ratio.low)) " – " (number(ratio.high)) }
-                    td { (ratio.rounds) }
-            } }
+/// What a value has, by the names in the file.
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => {
+            let values: Vec<String> = values.iter().map(words).collect();
+            values.join("; ")
         }
-    }
-}
-
-/// How each system was set up, and which were not there or failed.
-fn systems(report: &Report) -> Markup {
-    html! {
-        table {
-            tr { th { "system" } th { "link" } th { "configuration" } }
-            @for system in &report.systems { tr { td { (system.id) } td { (system.link) }
-                td { (system.configuration) } } }
-            @for absent in &report.absent { tr { td { (absent.system) } td { "absent" } td { (absent.why) } } }
-            @for failed in &report.failures { tr {
-                td { (failed.system) } td { "failed" }
-                td { (failed.what.name()) ", " (exact(failed.size)) ", round " (failed.at + 1) ": " (failed.why) }
-            } }
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| format!("{name} {}", words(value));
+            fields.iter().map(field).collect::<Vec<_>>().join(", ")
         }
+        other => other.to_string(),
     }
-}
-
-fn host(host: &Host) -> String {
-    let memory = number(host.memory_bytes as f64 / f64::from(1 << 30));
-    let governor = host
-        .governor
-        .as_ref()
-        .map_or_else(String::new, |name| format!(", governor {name}"));
-    let Host {
-        name,
-        kernel,
-        cpu,
-        core,
-        ..
-    } = host;
-    format!("{name}, Linux {kernel}, {cpu}, core {core}, {memory} GiB{governor}")
-}
-
-fn link(link: &Link) -> String {
-    let named = |on: bool| {
-        let these = link.offloads.iter().filter(|(_, is)| **is == on);
-        these
-            .map(|(name, _)| name.as_str())
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    let speed = link
-        .speed_mbit
-        .map_or_else(String::new, |speed| format!(", {speed} Mbit/s"));
-    let xdp = if link.xdp {
-        ", an XDP program was attached before"
-    } else {
-        ""
-    };
-    let Link {
-        interface,
-        driver,
-        mtu,
-        mode,
-        queues,
-        ..
-    } = link;
-    format!(
-        "{interface}, driver {driver}, MTU {mtu}, AF_XDP {mode}, {queues} queues{speed}{xdp}; offloads on: {}; off: {}",
-        named(true),
-        named(false)
-    )
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use lm_dataplane::{Completion, LoanError, MessageWriter, Outcome as MessageOutco
 use lm_protocol::geometry::Wire;
 
 use super::{FAREWELL_MAX, IDLE_MAX, Tool};
-use crate::cli::{self, DeliveryOption, Failure, Pipeline};
+use crate::cli::{DeliveryOption, Failure, Pipeline};
 use crate::input::{Input, RANGES_PER_READ};
 use crate::link;
 use crate::output::describe;
@@ -174,14 +174,12 @@ impl Tool {
             Ok(region) => region,
             // None is free until another message is confirmed.
             Err(LoanError::WouldBlock) => return Ok(false),
-            Err(error) => return Err(Failure::new(cli::chain(&error))),
+            Err(error) => return Err(error.into()),
         };
         match self.fill(region, piece, outgoing)? {
             Filled::Whole(region) => {
                 let len = region.len();
-                self.endpoint
-                    .send(region, piece.tag)
-                    .map_err(|error| Failure::new(cli::chain(&error)))?;
+                self.endpoint.send(region, piece.tag)?;
                 self.in_flight += 1;
                 self.read += len;
                 self.released += len;
@@ -209,7 +207,6 @@ impl Tool {
         piece: Piece,
         outgoing: &mut Outgoing,
     ) -> Result<(), Failure> {
-        let ended = |error| Failure::new(cli::chain(&error));
         let input = Rc::clone(&self.input);
         let mut broken = None;
         let mut read = 0;
@@ -226,8 +223,8 @@ impl Tool {
             }
             let before = writer.released();
             match read < piece.len {
-                true => writer.release(read).map_err(ended)?,
-                false => writer.finish().map_err(ended)?,
+                true => writer.release(read)?,
+                false => writer.finish()?,
             }
             self.released += writer.released() - before;
             if read < piece.len && !self.is_going_on(outgoing, &mut broken) {
@@ -295,7 +292,7 @@ impl Tool {
                     }
                 }
                 Ok(None) => return Ok(any),
-                Err(error) => return Err(Failure::new(cli::chain(&error))),
+                Err(error) => return Err(error.into()),
             }
         }
     }

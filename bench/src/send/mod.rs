@@ -96,8 +96,7 @@ impl Tool {
             ..base
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
-        let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))
-            .map_err(|error| Failure::new(cli::chain(&error)))?;
+        let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))?;
         privileges::drop_rest(|| true)?;
         for warning in endpoint.status().warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
@@ -200,7 +199,6 @@ fn connect(
         rate: wanted.rate,
         ..ConnectOptions::default()
     };
-    let failure = |error: &ConnectError| Failure::new(cli::chain(error));
     match endpoint.connect(to, &options) {
         Ok(peer) => Ok((peer, false)),
         Err(ConnectError::NotListening { .. } | ConnectError::Unreachable { .. })
@@ -210,10 +208,9 @@ fn connect(
                 session: Session::Never,
                 ..options
             };
-            let peer = endpoint.connect(to, &plain).map_err(|error| failure(&error))?;
-            Ok((peer, true))
+            Ok((endpoint.connect(to, &plain)?, true))
         }
-        Err(error) => Err(failure(&error)),
+        Err(error) => Err(error.into()),
     }
 }
 

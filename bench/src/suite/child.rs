@@ -2,10 +2,8 @@
 //! reach the port can have anything else started.
 
 use std::fs::File;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,12 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde::{Deserialize, Serialize};
 
-use super::end::Spec;
+use super::end::{Side, Spec};
 use super::host::{LINK, await_link};
-use super::tools::ToolSpec;
-use crate::cli::{Failure, chain};
+use super::tools;
+use crate::cli::Failure;
 use crate::kept::give_back;
 
 /// How long a program may take to say that it is ready, its card's link included.
@@ -26,65 +23,34 @@ const READY: Duration = Duration::from_secs(10 + LINK.as_secs());
 /// How long a program that was asked to end may take.
 const ENDING: Duration = Duration::from_secs(2);
 
-/// What to start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Launch {
-    /// An end of ours.
-    End(Spec),
-    /// Somebody else's program.
-    Tool(ToolSpec),
-}
-
-/// On which host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place<'a> {
-    /// The command's, with this interface.
-    Near(&'a str),
-    /// The other, with this interface.
-    Far(&'a str),
-}
-
-impl Launch {
-    /// Where its far end listens.
-    pub(super) fn address(&self) -> Ipv4Addr {
-        match self {
-            Launch::End(spec) => *spec.address.ip(),
-            Launch::Tool(spec) => *spec.address.ip(),
-        }
+/// What starts an end on an interface, for `limit` at most.
+pub(super) fn command(spec: &Spec, side: Side, interface: &str, limit: Duration) -> Result<Command, Failure> {
+    let limit_s = limit.as_secs_f64().ceil().to_string();
+    if let Some(line) = tools::line(spec, side) {
+        // It has no time limit of its own.
+        let mut command = Command::new("timeout");
+        command.args(["-k", "1", &limit_s]).args(line.split_whitespace());
+        return Ok(command);
     }
-
-    pub(super) fn words(&self, place: Place<'_>, limit: Duration) -> Result<(PathBuf, Vec<String>), Failure> {
-        let ours = || {
-            std::env::current_exe().map_err(|error| Failure::new(format!("cannot find lm-bench: {error}")))
-        };
-        let limit_s = limit.as_secs_f64().ceil();
-        let mut words = vec!["--time-limit".to_owned(), limit_s.to_string()];
-        Ok(match self {
-            Launch::End(spec) => {
-                let (side, interface) = match place {
-                    Place::Near(interface) => ("near", interface),
-                    Place::Far(interface) => ("far", interface),
-                };
-                let goes_first = spec.goes_first;
-                let spec = serde_json::to_string(spec).expect("a spec is numbers and names");
-                words.extend(["end", side, &spec, "--interface", interface].map(str::to_owned));
-                match goes_first {
-                    false => (ours()?, words),
-                    true => {
-                        let chrt = ["--fifo", "1", &ours()?.to_string_lossy()].map(str::to_owned);
-                        words.splice(0..0, chrt);
-                        (PathBuf::from("chrt"), words)
-                    }
-                }
-            }
-            Launch::Tool(spec) => {
-                // It has no time limit of its own.
-                let mut words = vec!["-k".to_owned(), "1".to_owned(), limit_s.to_string()];
-                words.extend(spec.words(place));
-                (PathBuf::from("timeout"), words)
-            }
-        })
+    let ours =
+        std::env::current_exe().map_err(|error| Failure::new(format!("cannot find lm-bench: {error}")))?;
+    let mut command = Command::new(&ours);
+    if spec.goes_first {
+        command = Command::new("chrt");
+        command.args(["--fifo", "1"]).arg(ours);
     }
+    let side = if side == Side::Near { "near" } else { "far" };
+    let spec = serde_json::to_string(spec).expect("a spec is numbers and names");
+    command.args([
+        "--time-limit",
+        &limit_s,
+        "end",
+        side,
+        &spec,
+        "--interface",
+        interface,
+    ]);
+    Ok(command)
 }
 
 /// A program that runs; it is ended when this is dropped.
@@ -96,35 +62,39 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts a program on a core, for `limit` at most. A far one is ready to be talked to when this returns.
+    /// Starts an end on a core, for `limit` at most. A far one is ready to be talked to when this returns.
     pub(super) fn start(
-        launch: &Launch,
-        place: Place<'_>,
+        spec: &Spec,
+        side: Side,
+        interface: &str,
         core: u32,
         limit: Duration,
     ) -> Result<Running, Failure> {
-        let (Place::Near(interface) | Place::Far(interface)) = place;
         await_link(interface)?;
-        let (program, words) = launch.words(place, limit)?;
-        let cannot_start =
-            |error: io::Error| Failure::new(format!("cannot start {}: {error}", program.display()));
+        let mut command = command(spec, side, interface, limit)?;
         // In memory: a pipe has to be read all the time.
-        let said = || memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| cannot_start(error.into()));
-        let said = [File::from(said()?), File::from(said()?)];
-        let [stdout, stderr] = said.each_ref().map(File::try_clone);
-        let mut command = Command::new(&program);
+        let said = || memfd_create("said", MemfdFlags::CLOEXEC).map(File::from);
+        let said = [said()?, said()?];
         command
-            .args(&words)
             .stdin(Stdio::null())
-            .stdout(stdout.map_err(cannot_start)?)
-            .stderr(stderr.map_err(cannot_start)?);
+            .stdout(said[0].try_clone()?)
+            .stderr(said[1].try_clone()?);
+        // What this thread starts stays on its core.
+        let all = sched_getaffinity(None)?;
+        let mut one = CpuSet::new();
+        one.set(core as usize);
+        sched_setaffinity(None, &one)
+            .map_err(|error| Failure::new(format!("core {core}: {error}; choose another with --core")))?;
+        let child = command.spawn();
+        sched_setaffinity(None, &all)?;
+        let program = command.get_program().display();
         let mut running = Running {
             interface: interface.to_owned(),
-            child: on_core(core, || command.spawn().map_err(cannot_start))?,
+            child: child.map_err(|error| Failure::new(format!("cannot start {program}: {error}")))?,
             said,
         };
-        if matches!(place, Place::Far(_)) {
-            running.await_ready(launch)?;
+        if side == Side::Far {
+            running.await_ready(spec)?;
             await_link(interface)?;
         }
         Ok(running)
@@ -134,12 +104,12 @@ impl Running {
         read(&self.said[1])
     }
 
-    fn await_ready(&mut self, launch: &Launch) -> Result<(), Failure> {
+    fn await_ready(&mut self, spec: &Spec) -> Result<(), Failure> {
         let limit = Instant::now() + READY;
         loop {
-            let ready = match launch {
-                Launch::Tool(spec) => is_bound(self.child.id(), spec.address),
-                Launch::End(_) => self.complaints().lines().any(|line| line == "ready"),
+            let ready = match spec.system.how.tool() {
+                Some(_) => is_bound(self.child.id(), spec.address),
+                None => self.complaints().lines().any(|line| line == "ready"),
             };
             if ready {
                 return Ok(());
@@ -160,7 +130,7 @@ impl Running {
 
     /// Waits for the program's end, which comes by its time limit at the latest, and gives what it printed.
     pub(super) fn finish(mut self) -> Result<String, Failure> {
-        let status = self.child.wait().map_err(|error| Failure::new(chain(&error)))?;
+        let status = self.child.wait()?;
         if !status.success() {
             return Err(self.failure(&format!("it ended with {status}")));
         }
@@ -173,25 +143,20 @@ impl Running {
         let last = complaints.lines().rfind(|line| *line != "ready");
         Failure::new(last.map_or(what, |line| line.trim_start_matches("lm-bench: ")))
     }
-
-    fn end(&mut self) {
-        if self.has_ended() {
-            return;
-        }
-        // It may have ended just now.
-        let _gone = kill_process(Pid::from_child(&self.child), Signal::TERM);
-        let limit = Instant::now() + ENDING;
-        while !self.has_ended() && Instant::now() < limit {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let _gone = self.child.kill();
-        let _waited = self.child.wait();
-    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.end();
+        if !self.has_ended() {
+            // It may have ended just now.
+            let _gone = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let limit = Instant::now() + ENDING;
+            while !self.has_ended() && Instant::now() < limit {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let _gone = self.child.kill();
+            let _waited = self.child.wait();
+        }
         // Who was ended by a signal has given nothing back, and the next one is not to be measured with it.
         give_back(&self.interface);
     }
@@ -202,18 +167,6 @@ fn read(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().map_or(0, |metadata| metadata.len() as usize)];
     let len = file.read_at(&mut bytes, 0).unwrap_or(0);
     String::from_utf8_lossy(&bytes[..len]).into_owned()
-}
-
-/// Runs `work` on a core; what it starts stays there.
-fn on_core<T>(core: u32, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    let all = sched_getaffinity(None).map_err(|error| Failure::new(chain(&error)))?;
-    let mut one = CpuSet::new();
-    one.set(core as usize);
-    sched_setaffinity(None, &one)
-        .map_err(|error| Failure::new(format!("core {core}: {error}; choose another with --core")))?;
-    let result = work();
-    sched_setaffinity(None, &all).map_err(|error| Failure::new(chain(&error)))?;
-    result
 }
 
 /// Whether a socket is bound to the port in the network namespace of a process (proc_pid_net(5): the second column is

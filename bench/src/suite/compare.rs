@@ -51,38 +51,38 @@ pub fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let kept = args.json.as_deref().map(Partial::create).transpose()?;
     let mut bench = Bench::connect(args)?;
     let mut run = Run::default();
-    let mut present = Vec::new();
     for system in systems {
         match bench.absence(&system) {
             Some(why) => run.absent.push(Absent {
                 system: system.name,
                 why,
             }),
-            None => present.push(system),
+            None => run.systems.push(system),
         }
     }
     // Each round has all rows, each row all systems, every other round backwards, so that what the machine does meanwhile hits all alike.
     for at in 0..args.rounds {
         for (what, size) in rows(args) {
-            let able = present.iter().filter(|system| system.measures(what, size));
-            let mut order: Vec<&System> = able.collect();
+            let able = (0..run.systems.len()).filter(|&place| run.systems[place].measures(what, size));
+            let mut order: Vec<usize> = able.collect();
             if at % 2 == 1 {
                 order.reverse();
             }
-            for system in order {
-                let size_text = ByteSize::new(size);
-                let (round, rounds) = (at + 1, args.rounds);
+            for place in order {
                 eprintln!(
-                    "lm-bench: round {round} of {rounds}: {} {size_text} {}",
+                    "lm-bench: round {} of {}: {} {} {}",
+                    at + 1,
+                    args.rounds,
                     what.name(),
-                    system.name
+                    ByteSize::new(size),
+                    run.systems[place].name
                 );
-                run.measure(&mut bench, system, (what, size, at), args);
+                run.measure(&mut bench, (what, size, place), at, args);
             }
         }
     }
     crate::bare::remove_pace_file();
-    let report = run.report(args, &bench, &present, started);
+    let report = run.report(args, &bench, started);
     print!("{}", output::text(&report));
     if let Some(kept) = kept {
         let text = serde_json::to_string_pretty(&report).expect("a report is numbers and names");
@@ -124,10 +124,11 @@ const FAILURES_MOST: usize = 2;
 /// What was measured so far.
 #[derive(Default)]
 struct Run {
+    systems: Vec<System>,
     absent: Vec<Absent>,
     failures: Vec<Failed>,
-    /// With all round trips of the row.
-    rows: Vec<(Row, LatencyHistogram)>,
+    /// Rounds, and all round trips of them, by task, length and the system's place.
+    rows: BTreeMap<(What, u64, usize), (Vec<Round>, LatencyHistogram)>,
 }
 
 impl Run {
@@ -135,10 +136,11 @@ impl Run {
     fn measure(
         &mut self,
         bench: &mut Bench,
-        system: &System,
-        (what, size, at): (What, u64, u32),
+        (what, size, place): (What, u64, usize),
+        at: u32,
         args: &CompareArgs,
     ) {
+        let system = &self.systems[place];
         let same = (self.failures.iter())
             .filter(|one| (one.what, &one.system, one.size) == (what, &system.name, size));
         let measured = match same.count() >= FAILURES_MOST {
@@ -146,7 +148,12 @@ impl Run {
             false => bench.measure(system, what, size, at, args),
         };
         match measured {
-            Ok((round, histogram)) => self.keep((what, system, size), round, histogram),
+            Ok((round, histogram)) => {
+                let row = self.rows.entry((what, size, place));
+                let (rounds, all) = row.or_insert_with(|| (Vec::new(), LatencyHistogram::new()));
+                rounds.push(round);
+                all.record_counts(histogram.counts());
+            }
             Err(failure) => {
                 eprintln!("lm-bench: {}: {}", system.name, failure.text);
                 self.failures.push(Failed {
@@ -160,74 +167,35 @@ impl Run {
         }
     }
 
-    fn keep(
-        &mut self,
-        (what, system, size): (What, &System, u64),
-        round: Round,
-        histogram: Option<LatencyHistogram>,
-    ) {
-        let is_it = |row: &Row| (row.what, &row.system, row.size) == (what, &system.name, size);
-        let known = self.rows.iter().position(|(row, _)| is_it(row));
-        let index = known.unwrap_or_else(|| {
-            let row = Row {
-                what,
-                system: system.name.clone(),
-                size,
-                rounds: Vec::new(),
-                histogram: None,
-            };
-            self.rows.push((row, LatencyHistogram::new()));
-            self.rows.len() - 1
-        });
-        let (row, all) = &mut self.rows[index];
-        row.rounds.push(round);
-        if let Some(histogram) = histogram {
-            all.record_counts(histogram.counts());
-        }
-    }
-
-    fn report(self, args: &CompareArgs, bench: &Bench, systems: &[System], started: String) -> Report {
-        let with_histogram = |(mut row, histogram): (Row, LatencyHistogram)| {
-            if histogram.count() > 0 {
+    fn report(self, args: &CompareArgs, bench: &Bench, started: String) -> Report {
+        let row = |((what, size, place), (rounds, all)): ((What, u64, usize), (_, LatencyHistogram))| Row {
+            what,
+            system: self.systems[place].name.clone(),
+            size,
+            rounds,
+            histogram: (all.count() > 0).then(|| {
                 let mut text = Vec::new();
-                histogram.write_hgrm(&mut text).expect("memory can be written to");
-                row.histogram = Some(String::from_utf8_lossy(&text).into_owned());
-            }
-            row
+                all.write_hgrm(&mut text).expect("memory can be written to");
+                String::from_utf8_lossy(&text).into_owned()
+            }),
         };
-        let mut rows: Vec<Row> = self.rows.into_iter().map(with_histogram).collect();
-        let place = |name: &str| systems.iter().position(|system| system.name == name);
-        rows.sort_by_key(|row| (row.what, row.size, place(&row.system)));
-        let mut settings: BTreeMap<String, String> = [
-            ("rounds", args.rounds.to_string()),
-            ("seconds", args.seconds.to_string()),
-            ("warm_up_seconds", args.warm_up.to_string()),
-            ("round_trips", args.count.to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into();
-        let rates = [
-            ("round_trips_per_second", args.rate),
-            ("bits_per_second", args.bit_rate),
+        let rows: Vec<Row> = self.rows.into_iter().map(row).collect();
+        let settings = [
+            ("rounds", Some(args.rounds.to_string())),
+            ("seconds", Some(args.seconds.to_string())),
+            ("warm_up_seconds", Some(args.warm_up.to_string())),
+            ("round_trips", Some(args.count.to_string())),
+            ("round_trips_per_second", args.rate.map(|rate| rate.to_string())),
+            ("bits_per_second", args.bit_rate.map(|rate| rate.to_string())),
+            ("load", args.load.as_ref().map(|load| load.name.clone())),
         ];
-        settings.extend(
-            rates
-                .into_iter()
-                .filter_map(|(name, rate)| Some((name.to_owned(), rate?.to_string()))),
-        );
-        settings.extend(
-            args.load
-                .iter()
-                .map(|load| ("load".to_owned(), load.name.clone())),
-        );
-        settings.extend(args.setting.iter().cloned());
-        let measured = systems
-            .iter()
-            .filter(|system| rows.iter().any(|row| row.system == system.name));
+        let settings = (settings.into_iter()).filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let measured =
+            (self.systems.iter()).filter(|system| rows.iter().any(|row| row.system == system.name));
         let measured = measured.map(|system| Measured {
             id: system.name.clone(),
             configuration: system.how.configuration().to_owned(),
-            link: bench.pair(system).near.interface.clone(),
+            link: bench.pair(system).near.link.interface.clone(),
         });
         Report {
             schema: SCHEMA.to_owned(),
@@ -236,10 +204,10 @@ impl Run {
             host: bench.here.host.clone(),
             far: bench.far.hello.host.clone(),
             links: bench.links(),
-            settings,
+            settings: settings.chain(args.setting.iter().cloned()).collect(),
             caveats: caveats(args, bench),
             systems: measured.collect(),
-            ratios: ratios::ratios(&rows, systems.first().map_or("", |first| &first.name)),
+            ratios: ratios::ratios(&rows, self.systems.first().map_or("", |first| &first.name)),
             rows,
             absent: self.absent,
             failures: self.failures,
@@ -251,7 +219,7 @@ fn caveats(args: &CompareArgs, bench: &Bench) -> Vec<String> {
     let plain = bench.plain.as_ref().unwrap_or(&bench.main);
     let all = [
         (
-            bench.main.near.is_virtual(),
+            bench.main.near.is_virtual,
             "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures \
              compare software paths and say nothing about a network.",
         ),
@@ -261,7 +229,7 @@ fn caveats(args: &CompareArgs, bench: &Bench) -> Vec<String> {
              once.",
         ),
         (
-            plain.near.xdp || plain.far.xdp,
+            plain.near.link.xdp || plain.far.link.xdp,
             "An XDP program was attached to the kernel systems' link before the run: their figures mean nothing.",
         ),
         (

@@ -11,7 +11,7 @@ use lm_cards::ethtool::Ethtool;
 use serde::{Deserialize, Serialize};
 
 use super::schema::{Host, Link};
-use crate::cli::{Failure, chain};
+use crate::cli::Failure;
 
 /// How long an interface may take to have its link again.
 pub(super) const LINK: Duration = Duration::from_secs(15);
@@ -31,22 +31,17 @@ fn offload_of(feature: &str) -> Option<&'static str> {
 /// One host's end of a link.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LinkEnd {
-    pub(super) interface: String,
+    /// Without a mode.
+    #[serde(flatten)]
+    pub(super) link: Link,
     pub(super) address: Ipv4Addr,
-    pub(super) mac: [u8; 6],
-    pub(super) mtu: u32,
-    pub(super) queues: u32,
-    driver: String,
-    virtual_link: bool,
-    offloads: BTreeMap<String, bool>,
-    pub(super) xdp: bool,
-    speed_mbit: Option<u64>,
+    pub(super) is_virtual: bool,
 }
 
 impl LinkEnd {
     /// The interface that has this address.
     pub(super) fn of(address: Ipv4Addr) -> Result<LinkEnd, Failure> {
-        let interfaces = Interface::all().map_err(|error| Failure::new(chain(&error)))?;
+        let interfaces = Interface::all()?;
         let found = interfaces
             .into_iter()
             .find(|interface| interface.addresses.iter().any(|one| one.ip == address));
@@ -64,39 +59,34 @@ impl LinkEnd {
             }
         }
         let kind = interface.kind.clone().unwrap_or_default();
+        let is_virtual = kind == "veth";
+        let speed = read(&format!("/sys/class/net/{name}/speed")).and_then(|text| text.parse().ok());
         Ok(LinkEnd {
-            offloads,
+            link: Link {
+                offloads,
+                mode: String::new(),
+                mtu: interface.mtu,
+                queues: interface.rx_queues,
+                driver: interface.driver.unwrap_or(kind),
+                xdp: interface.xdp_program.is_some(),
+                // What a veth pair says is made up.
+                speed_mbit: speed.filter(|&speed| speed > 0 && !is_virtual),
+                interface: name,
+            },
             address,
-            mac: interface.mac,
-            mtu: interface.mtu,
-            queues: interface.rx_queues,
-            virtual_link: kind == "veth",
-            driver: interface.driver.unwrap_or(kind),
-            xdp: interface.xdp_program.is_some(),
-            speed_mbit: read(&format!("/sys/class/net/{name}/speed"))
-                .and_then(|text| text.parse().ok())
-                .filter(|&speed| speed > 0),
-            interface: name,
+            is_virtual,
         })
     }
 
     /// As a report tells it: this end's, but for what matters on the receiving side.
     pub(super) fn link(&self, far: &LinkEnd, mode: &str) -> Link {
         Link {
-            interface: self.interface.clone(),
-            driver: self.driver.clone(),
-            mtu: self.mtu.min(far.mtu),
+            mtu: self.link.mtu.min(far.link.mtu),
             mode: mode.to_owned(),
-            queues: self.queues.min(far.queues),
-            offloads: self.offloads.clone(),
-            xdp: self.xdp || far.xdp,
-            // What a veth pair says is made up.
-            speed_mbit: self.speed_mbit.filter(|_| !self.virtual_link),
+            queues: self.link.queues.min(far.link.queues),
+            xdp: self.link.xdp || far.link.xdp,
+            ..self.link.clone()
         }
-    }
-
-    pub(super) fn is_virtual(&self) -> bool {
-        self.virtual_link
     }
 }
 

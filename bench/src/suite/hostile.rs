@@ -2,9 +2,9 @@
 
 use std::io::BufReader;
 
-use super::child::{Launch, Place};
+use super::child::command;
+use super::end::{Side, Spec};
 use super::serve::{LIMIT, Request, limit_of, read_line};
-use super::tools::Tool;
 
 /// Bytes that the words of one program may take.
 const WORDS_LEN_MAX: usize = 4096;
@@ -16,55 +16,47 @@ pub(crate) fn hear(bytes: &[u8]) {
         let line = serde_json::to_string(&request).expect("what was read can be written");
         serde_json::from_str::<Request>(&line).expect("what was written can be read");
         match request {
-            Request::Start(launch, limit_s) => would_start(&launch, limit_s, Place::Far("lm0")),
-            Request::Send(launch, limit_s) => would_start(&launch, limit_s, Place::Near("lm0")),
+            Request::Start(side, spec, limit_s) => would_start(&spec, side, limit_s),
             Request::Hello | Request::Link(_) | Request::Finish | Request::Stop => {}
         }
     }
 }
 
 /// Whatever a client says: one of the programs, by its name, and words whose place says what they mean.
-fn would_start(launch: &Launch, limit_s: f64, place: Place<'_>) {
+fn would_start(spec: &Spec, side: Side, limit_s: f64) {
     let limit = limit_of(limit_s);
     assert!((1.0..=LIMIT.as_secs_f64()).contains(&limit.as_secs_f64()));
-    let found = launch.words(place, limit);
-    let (program, words) = found.expect("it can be found");
+    let command = command(spec, side, "lm0", limit).expect("it can be found");
+    let words: Vec<&str> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_str().expect("it was text"))
+        .collect();
     assert!(
-        words.iter().map(String::len).sum::<usize>() <= WORDS_LEN_MAX,
+        words.iter().map(|word| word.len()).sum::<usize>() <= WORDS_LEN_MAX,
         "{words:?}"
     );
     let ours = std::env::current_exe().expect("this program");
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match (launch, &words[..]) {
-        (
-            Launch::End(_),
-            [
-                first @ ..,
-                "--time-limit",
-                _,
-                "end",
-                "far" | "near",
-                spec,
-                "--interface",
-                "lm0",
-            ],
-        ) => {
-            let chrt = ["--fifo", "1", ours.to_str().expect("a name")];
-            if *first == chrt && program.to_str() == Some("chrt") {
-                return;
-            }
-            assert!(first.is_empty(), "{words:?}");
-            assert!(spec.starts_with('{') && spec.ends_with('}'), "{spec}");
-        }
-        (Launch::Tool(_), ["-k", "1", _, name, ..]) => {
-            let is_one = |tool: Tool| tool.program() == *name;
-            assert!(Tool::ALL.into_iter().any(is_one), "{words:?}");
-            assert_eq!(program.to_str(), Some("timeout"));
-            return;
+    let ours = ours.to_str().expect("a name");
+    match &words[..] {
+        ["timeout", "-k", "1", _, "iperf3" | "sockperf", ..] if spec.system.how.tool().is_some() => {}
+        [
+            first @ ..,
+            "--time-limit",
+            _,
+            "end",
+            "far" | "near",
+            text,
+            "--interface",
+            "lm0",
+        ] if spec.system.how.tool().is_none() => {
+            assert!(
+                *first == [ours] || *first == ["chrt", "--fifo", "1", ours],
+                "{words:?}"
+            );
+            assert!(text.starts_with('{') && text.ends_with('}'), "{text}");
         }
         _ => panic!("{words:?}"),
     }
-    assert_eq!(program, ours);
 }
 
 #[cfg(test)]

@@ -6,14 +6,16 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+
 use super::args::CompareArgs;
-use super::child::{Launch, Place, Running};
-use super::end::{Cost, Outcome, Spec, Task, Work};
+use super::child::Running;
+use super::end::{Outcome, Side, Spec, Task, Work};
 use super::host::{LINK, LinkEnd};
 use super::schema::{Link, Load, Round, Times, What};
-use super::serve::{self, Far, Hello};
+use super::serve::{self, Far, Hello, Request};
 use super::systems::{How, System};
-use super::tools::ToolSpec;
+use super::tools;
 use crate::cli::Failure;
 use crate::histogram::LatencyHistogram;
 use crate::link::{self, interface_towards};
@@ -24,6 +26,9 @@ const PORT: u16 = 7172;
 const BARE_PORTS: [u16; 2] = [7300, 7302];
 /// Port of a load beside them.
 const LOAD_PORT: u16 = 7174;
+/// Ports of far ends that are not of this workspace: each program's own.
+const IPERF3_PORT: u16 = 5201;
+const SOCKPERF_PORT: u16 = 11_111;
 /// How much later a load begins: what holds it back is there then.
 const LOAD_AFTER: Duration = Duration::from_millis(300);
 /// Length of round trips' messages beside a load, and of those for which no length is named.
@@ -40,11 +45,9 @@ pub(super) struct Pair {
 impl Pair {
     fn new(far: &mut Far, address: Ipv4Addr) -> Result<Pair, Failure> {
         let interface = interface_towards(address)?;
-        let source = lm_dataplane::route::resolve(address, None)
-            .map_err(|error| Failure::new(crate::cli::chain(&error)))?
-            .source;
+        let source = lm_dataplane::route::resolve(address, None)?.source;
         let near = LinkEnd::of(source)?;
-        if near.interface != interface {
+        if near.link.interface != interface {
             return Err(Failure::new(format!(
                 "packets to {address} leave through {interface}, which has not their source address {source}; check \
                  the routes"
@@ -52,7 +55,7 @@ impl Pair {
         }
         Ok(Pair {
             near,
-            far: far.link(address)?,
+            far: far.ask(&Request::Link(address))?,
         })
     }
 }
@@ -119,9 +122,10 @@ impl Bench {
         }
         let tool = system.how.tool()?;
         let hosts = [(&self.here, "this host"), (&self.far.hello, "the other host")];
-        let without = hosts.into_iter().find(|(hello, _)| !hello.tools.contains(&tool));
-        let program = tool.program();
-        without.map(|(_, host)| format!("{program} is not installed on {host}: apt-get install {program}"))
+        let without = hosts
+            .into_iter()
+            .find(|(hello, _)| !hello.tools.iter().any(|one| one == tool));
+        without.map(|(_, host)| format!("{tool} is not installed on {host}: apt-get install {tool}"))
     }
 
     /// The links that systems run on, LM's own first.
@@ -134,7 +138,7 @@ impl Bench {
             .collect()
     }
 
-    /// Measures once. The histogram is there for round trips of our own ends.
+    /// Measures once. The histogram has round trips of our own ends.
     pub(super) fn measure(
         &mut self,
         system: &System,
@@ -142,65 +146,70 @@ impl Bench {
         size: u64,
         at: u32,
         args: &CompareArgs,
-    ) -> Result<(Round, Option<LatencyHistogram>), Failure> {
-        let pair = self.pair(system);
-        let (near, far) = (pair.near.clone(), pair.far.clone());
-        let limit = Duration::from_secs_f64(args.warm_up + args.seconds) + SET_UP;
+    ) -> Result<(Round, LatencyHistogram), Failure> {
+        let Pair { near, far } = self.pair(system);
+        let (interface, is_virtual) = (near.link.interface.clone(), near.is_virtual);
+        let link = near.link(far, "");
         let round_trips = what == What::RoundTrips;
-        if let Some(tool) = system.how.tool() {
-            let spec = ToolSpec {
-                tool,
-                address: SocketAddrV4::new(far.address, tool.port()),
-                size,
-                seconds: args.seconds,
-            };
-            let [here, ..] = self.run(&Launch::Tool(spec.clone()), None, &near, limit, true)?;
-            return Ok((spec.round(at, &here)?, None));
-        }
-        let (address, mtu) = (far.address, near.mtu.min(far.mtu));
-        let senders = 1 + self.also.len() as u32;
+        let tool = system.how.tool();
         let spec = |system: &System, task, size, port| Spec {
             system: system.clone(),
             task,
             size,
-            address: SocketAddrV4::new(address, port),
-            mtu,
+            address: SocketAddrV4::new(far.address, port),
+            mtu: link.mtu,
             mode: system.options.mode.unwrap_or(args.mode),
-            senders,
+            senders: 1 + self.also.len() as u32,
             queues: 1,
             pace: None,
             goes_first: false,
         };
-        let port = match (system.how, round_trips) {
-            (How::Lm | How::RealTime, _) => lm_dataplane::DEFAULT_PORT,
-            (How::Bare, _) => BARE_PORTS[usize::from(round_trips)],
+        let port = match system.how {
+            How::Lm | How::RealTime => lm_dataplane::DEFAULT_PORT,
+            How::Bare => BARE_PORTS[usize::from(round_trips)],
+            How::Iperf3 | How::Iperf3Tcp => IPERF3_PORT,
+            How::Sockperf | How::SockperfSpinning => SOCKPERF_PORT,
             _ => PORT,
         };
-        let paced = what == What::Stream && self.same_machine() && near.is_virtual();
-        let launch = Launch::End(Spec {
-            goes_first: self.load.is_some(),
-            queues: near.queues.min(far.queues),
+        let per_second = |rate: Option<NonZeroU64>| rate.map(|rate| rate.get() as f64);
+        let stream = |rate| Task::Stream {
+            warm_up: args.warm_up,
+            seconds: args.seconds,
+            rate: per_second(rate),
+        };
+        let (count, seconds) = (args.count, args.seconds);
+        let task = match what {
+            What::Stream => stream(args.bit_rate),
+            What::Beside => Task::Beside { count, seconds },
+            What::RoundTrips => Task::RoundTrips {
+                count,
+                seconds,
+                rate: per_second(args.rate),
+                warm_up: (per_second(args.rate).unwrap_or(0.0) * args.warm_up) as u64,
+            },
+        };
+        let paced = what == What::Stream && self.same_machine() && is_virtual;
+        let load = self.load.as_ref().filter(|_| tool.is_none());
+        let main = Spec {
+            goes_first: load.is_some(),
+            queues: link.queues,
             pace: paced.then(|| std::process::id().into()),
-            ..spec(system, task(what, args), size, port)
-        });
-        let load = self.load.as_ref().map(|load| {
-            let (options, task) = (&load.options, task(What::Stream, args));
-            let task = match task {
-                Task::Stream { warm_up, seconds, .. } => Task::Stream {
-                    warm_up,
-                    seconds,
-                    rate: options.bits.map(|bits| bits.get() as f64),
-                },
-                other => other,
-            };
-            Launch::End(spec(load, task, options.bytes.bytes(), LOAD_PORT))
+            ..spec(system, task, size, port)
+        };
+        let load = load.map(|load| {
+            let (bytes, bits) = (load.options.bytes, load.options.bits);
+            spec(load, stream(bits), bytes.bytes(), LOAD_PORT)
         });
         // A far end that only answers has no end of its own.
-        let [here, there, beside] = self.run(&launch, load.as_ref(), &near, limit, round_trips)?;
-        let here = outcome(&here)?;
+        let answers = round_trips || tool.is_some();
+        let [here, there, beside] = self.run(&main, load.as_ref(), &interface, args, answers)?;
+        if let Some(program) = tool {
+            return Ok((tools::round(program, at, &here)?, LatencyHistogram::new()));
+        }
+        let here: Outcome = said(&here)?;
         let there = match round_trips {
             true => Outcome::default(),
-            false => outcome(&there)?,
+            false => said(&there)?,
         };
         if round_trips && args.rate.is_none() && here.lost_messages > 0 {
             return Err(Failure::new(format!(
@@ -208,171 +217,104 @@ impl Bench {
                 here.lost_messages
             )));
         }
-        let load = load.map(|_| outcome(&beside)).transpose()?;
         self.modes
             .extend([&here, &there].into_iter().filter_map(|end| end.mode.clone()));
         let (round, histogram) = self.round(what, at, &here, &there);
-        let load = load.map(|load| Load {
-            bytes: load.bytes,
-            seconds: load.seconds,
-            messages: load.messages,
-            lost_messages: load.lost_messages,
-        });
+        let load: Option<Load> = load.map(|_| said(&beside)).transpose()?;
         Ok((Round { load, ..round }, histogram))
     }
 
-    /// Runs both programs, and a load beside them; what the near and the far one printed, and the load's far one. A far one that has no end is
-    /// stopped.
+    /// Runs both programs, and a load beside them; what the near and the far one printed, and the load's far one. A far one that only answers
+    /// has no end, and is stopped.
     fn run(
         &mut self,
-        launch: &Launch,
-        load: Option<&Launch>,
-        near: &LinkEnd,
-        limit: Duration,
-        stop: bool,
+        main: &Spec,
+        load: Option<&Spec>,
+        interface: &str,
+        args: &CompareArgs,
+        answers: bool,
     ) -> Result<[String; 3], Failure> {
-        let ended = self.run_all(launch, load, near, limit, stop);
-        if stop || ended.is_err() {
-            self.far.stop()?;
+        let limit = Duration::from_secs_f64(args.warm_up + args.seconds) + SET_UP;
+        let start = |side, spec: &Spec| Request::Start(side, Box::new(spec.clone()), limit.as_secs_f64());
+        let mut run_all = || {
+            for spec in load.into_iter().chain([main]) {
+                self.far.ask::<()>(&start(Side::Far, spec))?;
+            }
+            let mut running = Vec::new();
+            for spec in [main].into_iter().chain(load) {
+                if !running.is_empty() {
+                    thread::sleep(LOAD_AFTER);
+                }
+                for other in &mut self.also {
+                    other.ask::<()>(&start(Side::Near, spec))?;
+                }
+                running.push(Running::start(spec, Side::Near, interface, self.core, limit)?);
+            }
+            let here = running.remove(0).finish()?;
+            let mut finish = |ends| match ends {
+                true => self.far.ask(&Request::Finish),
+                false => Ok(String::new()),
+            };
+            let beside = finish(load.is_some())?;
+            Ok([here, finish(!answers)?, beside])
+        };
+        let ended = run_all();
+        if answers || ended.is_err() {
+            self.far.ask::<()>(&Request::Stop)?;
         }
-        self.also.iter_mut().try_for_each(Far::stop)?;
+        for other in &mut self.also {
+            other.ask::<()>(&Request::Stop)?;
+        }
         ended
     }
 
-    fn run_all(
-        &mut self,
-        launch: &Launch,
-        load: Option<&Launch>,
-        near: &LinkEnd,
-        limit: Duration,
-        stop: bool,
-    ) -> Result<[String; 3], Failure> {
-        for launch in load.into_iter().chain([launch]) {
-            self.far.start(launch, limit)?;
-        }
-        let mut running = Vec::new();
-        for launch in [launch].into_iter().chain(load) {
-            if !running.is_empty() {
-                thread::sleep(LOAD_AFTER);
-            }
-            for other in &mut self.also {
-                other.send(launch, limit)?;
-            }
-            running.push(Running::start(
-                launch,
-                Place::Near(&near.interface),
-                self.core,
-                limit,
-            )?);
-        }
-        let here = running.remove(0).finish()?;
-        let beside = match load {
-            Some(_) => self.far.finish()?,
-            None => String::new(),
+    /// What both ends have measured: round trips are the near one's, what travels one way is the far one's.
+    fn round(&self, what: What, at: u32, here: &Outcome, there: &Outcome) -> (Round, LatencyHistogram) {
+        let mut histogram = LatencyHistogram::new();
+        histogram.record_counts(here.round_trips.iter().copied());
+        let quantile = |quantile| histogram.quantile_ns(quantile).unwrap_or(0) as f64;
+        let is_stream = what == What::Stream;
+        let times = Times {
+            min_ns: Some(quantile(0.0)),
+            p50_ns: quantile(0.5),
+            p99_ns: Some(quantile(0.99)),
+            p999_ns: Some(quantile(0.999)),
+            max_ns: Some(quantile(1.0)),
+            mean_ns: histogram.mean_ns(),
         };
-        let there = match stop {
-            true => String::new(),
-            false => self.far.finish()?,
-        };
-        Ok([here, there, beside])
-    }
-
-    fn round(
-        &self,
-        what: What,
-        at: u32,
-        here: &Outcome,
-        there: &Outcome,
-    ) -> (Round, Option<LatencyHistogram>) {
-        let work = work_per_message([(&here.cost, here.messages), (&there.cost, there.messages)]);
-        let counts = Round {
-            at,
-            bytes: there.bytes,
-            seconds: there.seconds,
-            wakeups_per_message: work.iter().map(|work| work[0]).collect(),
-            copied_bytes_per_message: work.iter().map(|work| work[1]).collect(),
-            ..Round::default()
-        };
-        if what != What::Stream {
-            let mut histogram = LatencyHistogram::new();
-            histogram.record_counts(here.round_trips.iter().copied());
-            let quantile = |quantile| Some(histogram.quantile_ns(quantile).unwrap_or(0) as f64);
-            let times = Times {
-                min_ns: quantile(0.0),
-                p50_ns: quantile(0.5).unwrap_or(0.0),
-                p99_ns: quantile(0.99),
-                p999_ns: quantile(0.999),
-                max_ns: quantile(1.0),
-                mean_ns: histogram.mean_ns(),
-            };
-            let round = Round {
-                messages: histogram.count(),
-                lost_messages: here.lost_messages,
-                times: Some(times),
-                ..counts
-            };
-            return (round, Some(histogram));
-        }
+        let counted = if is_stream { there } else { here };
         // The sender's time may have counted a little longer or shorter.
-        let part = if here.seconds > 0.0 {
-            there.seconds / here.seconds
-        } else {
-            1.0
+        let part = match here.seconds > 0.0 {
+            true => there.seconds / here.seconds,
+            false => 1.0,
         };
-        let machine = if self.same_machine() {
-            0.0
-        } else {
-            here.cost.machine_s * part
+        let machine = match self.same_machine() {
+            true => 0.0,
+            false => here.cost.machine_s * part,
+        };
+        let per_message = |of: fn(Work) -> u64| {
+            let of_end = |end: &&Outcome| Some(of(end.cost.work?) as f64 / end.messages.max(1) as f64);
+            [here, there].iter().filter_map(of_end).collect()
         };
         let round = Round {
-            messages: there.messages,
-            lost_messages: there.lost_messages,
+            at,
+            messages: counted.messages,
+            lost_messages: counted.lost_messages,
+            bytes: there.bytes,
+            seconds: there.seconds,
             cpu_seconds_send: here.cost.process_s * part,
             cpu_seconds_receive: there.cost.process_s,
             cpu_seconds_machine: there.cost.machine_s + machine,
-            ..counts
+            times: (!is_stream).then_some(times),
+            wakeups_per_message: per_message(|work| work.wakeups),
+            copied_bytes_per_message: per_message(|work| work.copied_bytes),
+            load: None,
         };
-        (round, None)
+        (round, histogram)
     }
 }
 
 /// What an end printed.
-fn outcome(text: &str) -> Result<Outcome, Failure> {
+fn said<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))
-}
-
-/// Wake-ups and copied bytes for each message, of the ends that know.
-fn work_per_message(ends: [(&Cost, u64); 2]) -> Vec<[f64; 2]> {
-    let of_end = |(cost, messages): (&Cost, u64)| {
-        let Work {
-            wakeups,
-            copied_bytes,
-        } = cost.work?;
-        Some([wakeups, copied_bytes].map(|count| count as f64 / messages.max(1) as f64))
-    };
-    ends.into_iter().filter_map(of_end).collect()
-}
-
-fn task(what: What, args: &CompareArgs) -> Task {
-    let CompareArgs {
-        count,
-        seconds,
-        warm_up,
-        ..
-    } = *args;
-    let per_second = |rate: Option<NonZeroU64>| rate.map(|rate| rate.get() as f64);
-    match what {
-        What::RoundTrips => Task::RoundTrips {
-            count,
-            seconds,
-            rate: per_second(args.rate),
-            warm_up: (per_second(args.rate).unwrap_or(0.0) * warm_up) as u64,
-        },
-        What::Beside => Task::Beside { count, seconds },
-        What::Stream => Task::Stream {
-            warm_up,
-            seconds,
-            rate: per_second(args.bit_rate),
-        },
-    }
 }

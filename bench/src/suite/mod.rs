@@ -32,5 +32,5 @@ pub use end::{EndArgs, Outcome, run};
 pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;
-pub(crate) use output::Partial;
+pub(crate) use output::{Partial, text};
 pub use serve::{ServeArgs, serve};

@@ -16,7 +16,7 @@ use crate::output::describe;
 use crate::size::ByteSize;
 
 /// The text of a report.
-pub(super) fn text(report: &Report) -> String {
+pub(crate) fn text(report: &Report) -> String {
     let mut out = ratios::headline(&report.ratios).map_or_else(String::new, |line| format!("{line}\n"));
     let mut rows = Table::new(&[
         "",

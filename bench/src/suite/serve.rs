@@ -10,12 +10,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lm_admission::Ipv4Net;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::child::{Launch, Place, Running};
+use super::child::Running;
+use super::end::{Side, Spec};
 use super::host::{self, LinkEnd};
 use super::schema::Host;
-use super::tools::Tool;
+use super::tools;
 use crate::cli::{Failure, chain};
 use crate::link;
 
@@ -58,27 +61,19 @@ impl ServeArgs {
     }
 }
 
+/// What is answered is what is asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
+    /// A [`Hello`].
     Hello,
+    /// The [`LinkEnd`] that has this address.
     Link(Ipv4Addr),
-    /// A far end, for a number of seconds at most.
-    Start(Box<Launch>, f64),
-    /// A near end: this host sends, too.
-    Send(Box<Launch>, f64),
-    /// Waits for the end of what was started first.
+    /// One end, for a number of seconds at most. A far one is ready when this is answered; where a near one runs, this host sends, too.
+    Start(Side, Box<Spec>, f64),
+    /// Waits for the end of what was started first: what it printed.
     Finish,
     /// Ends everything.
     Stop,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-enum Reply {
-    Hello(Hello),
-    Link(LinkEnd),
-    Ready,
-    Ended(String),
-    Failed(String),
 }
 
 /// What a host says of itself.
@@ -87,7 +82,8 @@ pub(super) struct Hello {
     version: String,
     pub(super) host: Host,
     pub(super) machine: String,
-    pub(super) tools: Vec<Tool>,
+    /// Programs that are not of this workspace, of those that are installed.
+    pub(super) tools: Vec<String>,
 }
 
 impl Hello {
@@ -96,7 +92,7 @@ impl Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             host: host::host(core),
             machine: host::machine(),
-            tools: Tool::ALL.into_iter().filter(|tool| tool.is_installed()).collect(),
+            tools: tools::installed(),
         }
     }
 }
@@ -144,54 +140,34 @@ pub fn serve(args: &ServeArgs, ready: impl FnOnce()) -> Result<(), Failure> {
 fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
     connection.set_nodelay(true)?;
     connection.set_read_timeout(Some(SILENCE))?;
-    let mut reader = BufReader::new(connection.try_clone()?);
+    let mut connection = BufReader::new(connection);
     let mut running: VecDeque<Running> = VecDeque::new();
-    while let Some(request) = read_line::<Request>(&mut reader)? {
+    while let Some(request) = read_line::<Request>(&mut connection)? {
         let reply = match request {
-            Request::Hello => Reply::Hello(Hello::of_this_host(core)),
-            Request::Link(address) => LinkEnd::of(address).map_or_else(failed, Reply::Link),
-            Request::Start(..) | Request::Send(..) if running.len() == RUNNING_MAX => {
+            Request::Hello => Ok(json!(Hello::of_this_host(core))),
+            Request::Link(address) => LinkEnd::of(address).map(|link| json!(link)),
+            Request::Start(..) if running.len() == RUNNING_MAX => {
                 running.clear();
-                Reply::Failed(format!("more than {RUNNING_MAX} programs at once"))
+                Err(Failure::new(format!("more than {RUNNING_MAX} programs at once")))
             }
-            Request::Start(launch, limit_s) => {
-                let link = LinkEnd::of(launch.address());
-                let place = link.as_ref().map(|link| Place::Far(&link.interface));
-                started(&mut running, &launch, place.map_err(Clone::clone), core, limit_s)
-            }
-            Request::Send(launch, limit_s) => {
-                let interface = link::interface_towards(launch.address());
-                let place = interface.as_deref().map(Place::Near);
-                started(&mut running, &launch, place.map_err(Clone::clone), core, limit_s)
+            Request::Start(side, spec, limit_s) => {
+                let interface = match side {
+                    Side::Near => link::interface_towards(*spec.address.ip()),
+                    Side::Far => LinkEnd::of(*spec.address.ip()).map(|end| end.link.interface),
+                };
+                let start =
+                    |interface: String| Running::start(&spec, side, &interface, core, limit_of(limit_s));
+                (interface.and_then(start)).map(|program| json!(running.push_back(program)))
             }
             Request::Finish => match running.pop_front() {
-                None => Reply::Failed("nothing runs".to_owned()),
-                Some(program) => finish(program, &connection)?,
+                None => Err(Failure::new("nothing runs")),
+                Some(program) => finish(program, connection.get_ref())?.map(Value::from),
             },
-            Request::Stop => {
-                running.clear();
-                Reply::Ended(String::new())
-            }
+            Request::Stop => Ok(json!(running.clear())),
         };
-        write_line(&connection, &reply)?;
+        write_line(connection.get_ref(), &reply.map_err(|failure| failure.text))?;
     }
     Ok(())
-}
-
-fn started(
-    running: &mut VecDeque<Running>,
-    launch: &Launch,
-    place: Result<Place<'_>, Failure>,
-    core: u32,
-    limit_s: f64,
-) -> Reply {
-    match place.and_then(|place| Running::start(launch, place, core, limit_of(limit_s))) {
-        Ok(program) => {
-            running.push_back(program);
-            Reply::Ready
-        }
-        Err(failure) => failed(failure),
-    }
 }
 
 /// How long a program may run for which a client names so many seconds.
@@ -199,12 +175,8 @@ pub(super) fn limit_of(limit_s: f64) -> Duration {
     Duration::from_secs_f64(limit_s.clamp(1.0, LIMIT.as_secs_f64()))
 }
 
-fn failed(failure: Failure) -> Reply {
-    Reply::Failed(failure.text)
-}
-
 /// Waits for a program's end, or for the client's.
-fn finish(mut program: Running, connection: &TcpStream) -> io::Result<Reply> {
+fn finish(mut program: Running, connection: &TcpStream) -> io::Result<Result<String, Failure>> {
     connection.set_nonblocking(true)?;
     while !program.has_ended() {
         match connection.peek(&mut [0]) {
@@ -216,7 +188,7 @@ fn finish(mut program: Running, connection: &TcpStream) -> io::Result<Reply> {
         }
     }
     connection.set_nonblocking(false)?;
-    Ok(program.finish().map_or_else(failed, Reply::Ended))
+    Ok(program.finish())
 }
 
 fn write_line(mut connection: &TcpStream, value: &impl Serialize) -> io::Result<()> {
@@ -226,7 +198,7 @@ fn write_line(mut connection: &TcpStream, value: &impl Serialize) -> io::Result<
 }
 
 /// The next line; `None` at the connection's end.
-pub(super) fn read_line<T: for<'a> Deserialize<'a>>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(super) fn read_line<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     let len = reader.take(LINE_MAX).read_line(&mut line)?;
     if len == 0 {
@@ -237,32 +209,32 @@ pub(super) fn read_line<T: for<'a> Deserialize<'a>>(reader: &mut impl BufRead) -
 
 /// The other host, as the commands see it.
 pub(super) struct Far {
-    connection: TcpStream,
-    reader: BufReader<TcpStream>,
+    connection: BufReader<TcpStream>,
     pub(super) hello: Hello,
 }
 
 impl Far {
     /// Connects to `lm-bench serve`.
     pub(super) fn connect(to: SocketAddrV4) -> Result<Far, Failure> {
-        let unreachable = |error: &dyn std::error::Error| {
+        let connect = || -> io::Result<(BufReader<TcpStream>, Option<Result<Hello, String>>)> {
+            let patience = Duration::from_secs(5);
+            let connection = TcpStream::connect_timeout(&to.into(), patience)?;
+            connection.set_nodelay(true)?;
+            connection.set_read_timeout(Some(patience))?;
+            write_line(&connection, &Request::Hello)?;
+            let mut connection = BufReader::new(connection);
+            let hello = read_line(&mut connection)?;
+            connection.get_ref().set_read_timeout(Some(SILENCE))?;
+            Ok((connection, hello))
+        };
+        let (connection, hello) = connect().map_err(|error| {
             Failure::new(format!(
                 "no answer from lm-bench serve at {to}: {}; start it on the other host with --allow for this one (one \
                  client at a time)",
-                chain(error)
+                chain(&error)
             ))
-        };
-        let patience = Duration::from_secs(5);
-        let connection =
-            TcpStream::connect_timeout(&to.into(), patience).map_err(|error| unreachable(&error))?;
-        let options = connection
-            .set_nodelay(true)
-            .and_then(|()| connection.set_read_timeout(Some(patience)))
-            .and_then(|()| connection.try_clone());
-        let mut reader = BufReader::new(options.map_err(|error| unreachable(&error))?);
-        write_line(&connection, &Request::Hello).map_err(|error| unreachable(&error))?;
-        let reply = read_line::<Reply>(&mut reader).map_err(|error| unreachable(&error))?;
-        let Some(Reply::Hello(hello)) = reply else {
+        })?;
+        let Some(Ok(hello)) = hello else {
             return Err(Failure::new(format!(
                 "{to} is no lm-bench serve, or does not let this host in; check the port, and --allow there"
             )));
@@ -274,67 +246,20 @@ impl Far {
                 hello.version
             )));
         }
-        let _set = connection.set_read_timeout(Some(SILENCE));
-        Ok(Far {
-            connection,
-            reader,
-            hello,
-        })
+        Ok(Far { connection, hello })
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply, Failure> {
+    /// Asks for something; what [`Request`] says is the answer.
+    pub(super) fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, Failure> {
         let lost = |error: io::Error| Failure::new(format!("the control connection: {}", chain(&error)));
-        write_line(&self.connection, request).map_err(lost)?;
-        match read_line(&mut self.reader).map_err(lost)? {
-            Some(Reply::Failed(text)) => Err(Failure::new(format!("on the other host: {text}"))),
-            Some(reply) => Ok(reply),
+        write_line(self.connection.get_ref(), request).map_err(lost)?;
+        match read_line::<Result<T, String>>(&mut self.connection).map_err(lost)? {
+            Some(reply) => reply.map_err(|text| Failure::new(format!("on the other host: {text}"))),
             None => Err(Failure::new(
                 "the other host has closed the control connection; see what lm-bench serve says there",
             )),
         }
     }
-
-    /// The other host's end of the link on which it has this address.
-    pub(super) fn link(&mut self, address: Ipv4Addr) -> Result<LinkEnd, Failure> {
-        match self.ask(&Request::Link(address))? {
-            Reply::Link(link) => Ok(link),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Starts a far end there, which is ready when this returns.
-    pub(super) fn start(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
-        self.begin(&Request::Start(Box::new(launch.clone()), limit.as_secs_f64()))
-    }
-
-    /// Starts a near end there.
-    pub(super) fn send(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
-        self.begin(&Request::Send(Box::new(launch.clone()), limit.as_secs_f64()))
-    }
-
-    fn begin(&mut self, request: &Request) -> Result<(), Failure> {
-        match self.ask(request)? {
-            Reply::Ready => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Waits for the end of what was started first and gives what it printed.
-    pub(super) fn finish(&mut self) -> Result<String, Failure> {
-        match self.ask(&Request::Finish)? {
-            Reply::Ended(text) => Ok(text),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Ends everything there.
-    pub(super) fn stop(&mut self) -> Result<(), Failure> {
-        self.ask(&Request::Stop).map(drop)
-    }
-}
-
-fn unexpected(reply: &Reply) -> Failure {
-    Failure::new(format!("the other host answered something else: {reply:?}"))
 }
 
 #[cfg(test)]
@@ -358,11 +283,12 @@ mod tests {
         let mut far = Far::connect(address).unwrap();
         assert_eq!(far.hello.machine, host::machine());
         assert!(far.hello.host.memory_bytes > 0 && !far.hello.host.kernel.is_empty());
-        let failure = far.link("192.0.2.77".parse().unwrap()).unwrap_err();
+        let link = Request::Link("192.0.2.77".parse().unwrap());
+        let failure = far.ask::<LinkEnd>(&link).unwrap_err();
         assert!(failure.text.contains("192.0.2.77"), "{failure}");
-        let failure = far.finish().unwrap_err();
+        let failure = far.ask::<String>(&Request::Finish).unwrap_err();
         assert!(failure.text.contains("nothing runs"), "{failure}");
-        far.stop().unwrap();
+        far.ask::<()>(&Request::Stop).unwrap();
         drop(far);
         served.join().unwrap().unwrap();
     }
@@ -371,8 +297,9 @@ mod tests {
     fn what_is_no_request_ends_the_connection() {
         for line in [
             "hello\n",
-            "{\"Start\":[{\"Program\":\"/bin/sh\"},1.0]}\n",
-            "{\"Start\":[{\"Tool\":{\"tool\":\"sh\"}},1.0]}\n",
+            "{\"Start\":[\"Far\",{\"system\":\"/bin/sh\"},1.0]}\n",
+            "{\"Start\":[\"Far\",{\"system\":\"sh\",\"task\":{\"beside\":{\"count\":1,\"seconds\":1.0}},\"size\":64,\
+             \"address\":\"10.77.0.2:7400\",\"mtu\":1500,\"mode\":\"auto\"},1.0]}\n",
         ] {
             let (address, served) = server();
             let mut connection = TcpStream::connect(address).unwrap();

@@ -2,14 +2,15 @@
 
 use std::num::NonZeroU64;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use lm_dataplane::Depth;
+use lm_protocol::smoother::Law;
 use lm_protocol::window::WindowShape;
 use serde::{Deserialize, Serialize};
 
 use super::schema::What;
-use super::tools::Tool;
-use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption, Mode, parse_rate};
+use crate::cli::{ChecksumOption, DeliveryOption, IntegrityOption, Mode, parse_rate, usage_fault};
 use crate::lm::Idle;
 use crate::size::ByteSize;
 
@@ -28,21 +29,6 @@ pub(crate) enum How {
     Sockperf,
     SockperfSpinning,
 }
-
-/// What is measured where nothing is named. The first one is what the others are compared with.
-const DEFAULT: [&str; 11] = [
-    "lm",
-    "lm --integrity none",
-    "bare",
-    "udp-blocking",
-    "udp-spinning",
-    "udp-gso",
-    "tcp",
-    "iperf3",
-    "iperf3-tcp",
-    "sockperf",
-    "sockperf-spinning",
-];
 
 /// A system by its name: `lm --integrity none`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,8 +79,8 @@ pub(crate) struct Options {
     #[arg(long, value_parser = parse_rate)]
     pub(crate) smoother: Option<NonZeroU64>,
     /// Real time: the smoother's law
-    #[arg(long, value_enum, default_value_t = LawOption::Paced)]
-    pub(crate) law: LawOption,
+    #[arg(long, value_parser = law(), default_value = "paced")]
+    pub(crate) law: Law,
     /// As a load: length of its messages
     #[arg(long, default_value = "64K")]
     pub(super) bytes: ByteSize,
@@ -117,13 +103,11 @@ pub(crate) enum Work {
     Overlap,
 }
 
-/// How a smoother finds its rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LawOption {
-    /// The paper's.
-    Paper,
-    /// By the time between packets.
-    Paced,
+fn law() -> impl TypedValueParser<Value = Law> {
+    PossibleValuesParser::new(["paper", "paced"]).map(|name| match &*name {
+        "paper" => Law::Paper,
+        _ => Law::Paced,
+    })
 }
 
 #[derive(Parser)]
@@ -140,19 +124,7 @@ impl System {
     pub(crate) fn parse(text: &str) -> Result<System, String> {
         let words = Words::try_parse_from(text.split_whitespace());
         // What is said of usage is said of another command line.
-        let words = words.map_err(|error| {
-            let text = error.to_string();
-            let lines: Vec<&str> = text.lines().map(str::trim).collect();
-            let end = lines
-                .iter()
-                .position(|line| line.starts_with("Usage"))
-                .unwrap_or(lines.len());
-            lines[..end]
-                .join(" ")
-                .trim_start_matches("error: ")
-                .trim_end()
-                .to_owned()
-        })?;
+        let words = words.map_err(|error| usage_fault(&error.to_string()))?;
         Ok(System {
             name: text.split_whitespace().collect::<Vec<_>>().join(" "),
             how: words.system,
@@ -160,10 +132,15 @@ impl System {
         })
     }
 
-    /// What is measured where nothing is named.
+    /// What is measured where nothing is named: everything that moves ordinary messages, and LM without digests. The first one is what the
+    /// others are compared with.
     pub(super) fn defaults() -> Vec<System> {
-        let parse = |name| System::parse(name).expect("a name of this program");
-        DEFAULT.into_iter().map(parse).collect()
+        let ordinary = How::value_variants().iter().filter(|how| **how != How::RealTime);
+        let names = ordinary.filter_map(How::to_possible_value);
+        let mut names: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
+        names.insert(1, "lm --integrity none".to_owned());
+        let parse = |name: String| System::parse(&name).expect("a name of this program");
+        names.into_iter().map(parse).collect()
     }
 
     pub(crate) fn sleeps(&self) -> bool {
@@ -199,7 +176,7 @@ impl System {
 }
 
 /// Longest datagram over IPv4.
-const MAX_DATAGRAM: u64 = 65_507;
+pub(crate) const MAX_DATAGRAM: u64 = 65_507;
 
 impl How {
     /// Whether messages pass an endpoint.
@@ -215,13 +192,11 @@ impl How {
         )
     }
 
-    /// A program that is not of this workspace.
-    pub(super) const fn tool(self) -> Option<Tool> {
+    /// The program that is not of this workspace, and Debian's package that has it.
+    pub(super) const fn tool(self) -> Option<&'static str> {
         match self {
-            How::Iperf3 => Some(Tool::Iperf3Udp),
-            How::Iperf3Tcp => Some(Tool::Iperf3Tcp),
-            How::Sockperf => Some(Tool::Sockperf),
-            How::SockperfSpinning => Some(Tool::SockperfSpinning),
+            How::Iperf3 | How::Iperf3Tcp => Some("iperf3"),
+            How::Sockperf | How::SockperfSpinning => Some("sockperf"),
             _ => None,
         }
     }

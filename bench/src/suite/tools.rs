@@ -1,125 +1,60 @@
 //! Standard tools, where they are installed: iperf3 and sockperf, by which our own kernel rows are judged.
 
-use std::net::SocketAddrV4;
-
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::child::Place;
+use super::end::{Side, Spec, Task};
 use super::schema::{Round, Times};
+use super::systems::{How, MAX_DATAGRAM};
 use crate::cli::Failure;
 
-/// A program that is not of this workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Tool {
-    /// iperf3's UDP stream without a rate limit.
-    Iperf3Udp,
-    /// iperf3's TCP stream.
-    Iperf3Tcp,
-    /// sockperf's ping-pong, blocking.
-    Sockperf,
-    /// sockperf's ping-pong, spinning.
-    SockperfSpinning,
+/// Those of the programs that this host has.
+pub(super) fn installed() -> Vec<String> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_there =
+        |program: &&str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    let there = ["iperf3", "sockperf"].into_iter().filter(is_there);
+    there.map(str::to_owned).collect()
 }
 
-/// A run of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct ToolSpec {
-    pub(super) tool: Tool,
-    /// Where its far end listens.
-    pub(super) address: SocketAddrV4,
-    pub(super) size: u64,
-    pub(super) seconds: f64,
-}
-
-impl Tool {
-    /// All of them.
-    pub(super) const ALL: [Tool; 4] = [
-        Tool::Iperf3Udp,
-        Tool::Iperf3Tcp,
-        Tool::Sockperf,
-        Tool::SockperfSpinning,
-    ];
-
-    /// The program, and Debian's package that has it.
-    pub(super) const fn program(self) -> &'static str {
-        match self {
-            Tool::Iperf3Udp | Tool::Iperf3Tcp => "iperf3",
-            Tool::Sockperf | Tool::SockperfSpinning => "sockperf",
-        }
-    }
-
-    /// Port that its far end listens on: each tool's own.
-    pub(super) const fn port(self) -> u16 {
-        match self {
-            Tool::Iperf3Udp | Tool::Iperf3Tcp => 5201,
-            Tool::Sockperf | Tool::SockperfSpinning => 11_111,
-        }
-    }
-
-    /// Whether this host has it.
-    pub(super) fn is_installed(self) -> bool {
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&folders).any(|folder| folder.join(self.program()).is_file())
-    }
-}
-
-impl ToolSpec {
-    /// Program and arguments.
-    pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
-        let (ip, port) = (self.address.ip(), self.address.port());
+/// Program and arguments of a system's end; `None`: that is an end of ours.
+pub(super) fn line(spec: &Spec, side: Side) -> Option<String> {
+    let (ip, port, size) = (spec.address.ip(), spec.address.port(), spec.size);
+    let (Task::RoundTrips { seconds, .. } | Task::Stream { seconds, .. } | Task::Beside { seconds, .. }) =
+        spec.task;
+    // sockperf and iperf3 count whole seconds.
+    let seconds = seconds.ceil().max(1.0) as u64;
+    let spins = if spec.system.how == How::SockperfSpinning {
+        " --nonblocked"
+    } else {
+        ""
+    };
+    let far = side == Side::Far;
+    Some(match spec.system.how {
+        How::Iperf3 | How::Iperf3Tcp if far => format!("iperf3 -s -1 -B {ip} -p {port}"),
         // As our own UDP programs do where a message is a little too long.
-        let size = match self.tool {
-            Tool::Iperf3Udp => self.size.min(65_507),
-            _ => self.size,
-        };
-        let seconds = self.seconds;
-        // sockperf and iperf3 count whole seconds.
-        let line = match (self.tool, place) {
-            (Tool::Iperf3Udp | Tool::Iperf3Tcp, Place::Far(_)) => format!("iperf3 -s -1 -B {ip} -p {port}"),
-            (Tool::Iperf3Udp, Place::Near(_)) => {
-                format!(
-                    "iperf3 -c {ip} -p {port} -u -b 0 -l {size} -t {} -J",
-                    whole(seconds)
-                )
-            }
-            (Tool::Iperf3Tcp, Place::Near(_)) => {
-                format!("iperf3 -c {ip} -p {port} -l {size} -t {} -J", whole(seconds))
-            }
-            (Tool::Sockperf | Tool::SockperfSpinning, _) => {
-                let spin = if self.tool == Tool::SockperfSpinning {
-                    " --nonblocked"
-                } else {
-                    ""
-                };
-                let to = format!("--ip {ip} --port {port}{spin}");
-                match place {
-                    Place::Far(_) => format!("sockperf server {to}"),
-                    Place::Near(_) => format!(
-                        "sockperf ping-pong {to} --msg-size {} --time {} --full-rtt",
-                        size.max(14),
-                        whole(seconds)
-                    ),
-                }
-            }
-        };
-        line.split_whitespace().map(str::to_owned).collect()
-    }
-
-    /// What the near end printed, as a round.
-    pub(super) fn round(&self, at: u32, text: &str) -> Result<Round, Failure> {
-        let round = match self.tool {
-            Tool::Iperf3Udp | Tool::Iperf3Tcp => stream(at, text),
-            Tool::Sockperf | Tool::SockperfSpinning => sockperf(at, text),
-        };
-        let name = self.tool.program();
-        round.ok_or_else(|| Failure::new(format!("{name} printed no figure; run it by hand to see why")))
-    }
+        How::Iperf3 => format!(
+            "iperf3 -c {ip} -p {port} -u -b 0 -l {} -t {seconds} -J",
+            size.min(MAX_DATAGRAM)
+        ),
+        How::Iperf3Tcp => format!("iperf3 -c {ip} -p {port} -l {size} -t {seconds} -J"),
+        How::Sockperf | How::SockperfSpinning if far => {
+            format!("sockperf server --ip {ip} --port {port}{spins}")
+        }
+        How::Sockperf | How::SockperfSpinning => format!(
+            "sockperf ping-pong --ip {ip} --port {port}{spins} --msg-size {} --time {seconds} --full-rtt",
+            size.max(14)
+        ),
+        _ => return None,
+    })
 }
 
-fn whole(seconds: f64) -> u64 {
-    seconds.ceil().max(1.0) as u64
+/// What a near end printed, as a round.
+pub(super) fn round(program: &str, at: u32, text: &str) -> Result<Round, Failure> {
+    let round = match program {
+        "iperf3" => stream(at, text),
+        _ => sockperf(at, text),
+    };
+    round.ok_or_else(|| Failure::new(format!("{program} printed no figure; run it by hand to see why")))
 }
 
 /// What iperf3's receiving side counted.

@@ -399,12 +399,12 @@ fn no_number_of_a_client_ends_the_server() {
     });
     let answer = bed.on(Host::Sender, || {
         let mut connection = TcpStream::connect((RECEIVER, 7170)).unwrap();
-        writeln!(connection, r#"{{"Start":[{{"End":{spec}}},1.0]}}"#).unwrap();
+        writeln!(connection, r#"{{"Start":["Far",{spec},1.0]}}"#).unwrap();
         let mut answer = String::new();
         BufReader::new(connection).read_line(&mut answer).unwrap();
         answer
     });
-    assert_eq!(answer, "\"Ready\"\n");
+    assert_eq!(answer, "{\"Ok\":null}\n");
     let line = format!("compare {RECEIVER} --tasks round-trips --rounds 1 --systems lm --count 20");
     Tool::start(lm_bench(&bed, Host::Sender, &line))
         .end()

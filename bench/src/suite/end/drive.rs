@@ -1,7 +1,6 @@
 //! What is done with an [`End`]: round trips, or a stream.
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::meter::{Cost, Meter};
 use super::watch::Progress;
 use super::{Arrival, End, How, SILENCE, Spec, cut_number};
-use crate::cli::IntegrityOption;
+use crate::cli::{Failure, IntegrityOption};
 use crate::histogram::LatencyHistogram;
 use crate::signals::Interrupt;
 
@@ -81,17 +80,17 @@ pub(crate) struct Sent {
     pub(crate) messages: u64,
     /// Messages that did not.
     pub(crate) lost_messages: u64,
+    /// The number after the last one's, now and when the time began to count.
+    #[serde(skip)]
+    next: u64,
+    #[serde(skip)]
+    first: u64,
 }
 
 /// Asks for round trips: `count` of them, or as many as go in `seconds` after the first answer, which may be late: an address is asked
 /// for, a session opened, or a card has just begun anew. A message whose answer does not come is counted as lost, where nobody repeats it.
-pub(super) fn ask(
-    end: &mut dyn End,
-    spec: &Spec,
-    mut meter: Meter,
-    count: u64,
-    seconds: f64,
-) -> io::Result<Outcome> {
+pub(super) fn ask(end: &mut dyn End, spec: &Spec, count: u64, seconds: f64) -> Result<Outcome, Failure> {
+    let mut meter = Meter::default();
     let len = spec.size as usize;
     let mut histogram = LatencyHistogram::new();
     let mut warm_up = (count / 10).max(1);
@@ -120,7 +119,7 @@ pub(super) fn ask(
             }
             came += arrival.bytes;
             if arrival.number != cut_number(number, len) || came > len {
-                return Err(io::Error::other(format!(
+                return Err(Failure::new(format!(
                     "the answer to message {number} is another message"
                 )));
             }
@@ -131,10 +130,10 @@ pub(super) fn ask(
         let elapsed = from.elapsed();
         progress.set(number + 1);
         if !is_answered && !gives_up {
-            return Err(io::Error::other("the answering end has gone"));
+            return Err(Failure::new("the answering end has gone"));
         }
         if is_answered && came != len {
-            return Err(io::Error::other(format!(
+            return Err(Failure::new(format!(
                 "an answer of {came} bytes to a message of {len}"
             )));
         }
@@ -142,7 +141,7 @@ pub(super) fn ask(
         if is_answered {
             answered.get_or_insert_with(Instant::now);
         } else if answered.is_none() && lost == UNANSWERED_MOST {
-            return Err(io::Error::other("no answer comes from the far end"));
+            return Err(Failure::new("no answer comes from the far end"));
         }
         // Where time is short, the warm-up is, too: a tenth of it.
         let passed = answered.map_or(Duration::ZERO, |first| first.elapsed());
@@ -172,10 +171,10 @@ pub(super) fn ask(
 pub(super) fn ask_on_time(
     end: &mut dyn End,
     spec: &Spec,
-    mut meter: Meter,
     [warm_up, count]: [u64; 2],
     rate: f64,
-) -> io::Result<Outcome> {
+) -> Result<Outcome, Failure> {
+    let mut meter = Meter::default();
     let len = spec.size as usize;
     let all = warm_up + count.max(1);
     let mut histogram = LatencyHistogram::new();
@@ -211,7 +210,7 @@ pub(super) fn ask_on_time(
         }
     }
     if histogram.count() == 0 {
-        return Err(io::Error::other("no answer comes from the far end"));
+        return Err(Failure::new("no answer comes from the far end"));
     }
     let cost = meter.end(end.work());
     // The far end may have gone.
@@ -262,7 +261,7 @@ impl Pace {
 }
 
 /// Answers each message with one of the same length and number, until the asking end has gone.
-pub(super) fn answer(end: &mut dyn End) -> io::Result<Outcome> {
+pub(super) fn answer(end: &mut dyn End) -> Result<Outcome, Failure> {
     let (mut len, mut messages) = (0, 0);
     loop {
         let arrival = match end.receive(None) {
@@ -293,11 +292,11 @@ pub(super) fn answer(end: &mut dyn End) -> io::Result<Outcome> {
 pub(super) fn send(
     end: &mut dyn End,
     spec: &Spec,
-    mut meter: Meter,
     [warm_up, seconds]: [f64; 2],
     rate: Option<f64>,
     interrupt: &Interrupt,
-) -> io::Result<Outcome> {
+) -> Result<Outcome, Failure> {
+    let mut meter = Meter::default();
     let len = spec.size as usize;
     let begin = Instant::now();
     let counts_from = begin + Duration::from_secs_f64(warm_up);
@@ -361,34 +360,33 @@ pub(super) fn send(
 pub(super) fn receive(
     end: &mut dyn End,
     spec: &Spec,
-    mut meter: Meter,
     [warm_up, seconds]: [f64; 2],
-) -> io::Result<Outcome> {
-    let senders = spec.senders as usize;
-    let mut tallies: Vec<Tally> = Vec::with_capacity(senders);
-    let mut progress = watch(spec, 0, senders);
+) -> Result<Outcome, Failure> {
+    let mut meter = Meter::default();
+    let expected = spec.senders as usize;
+    let mut senders: Vec<Sent> = Vec::new();
+    let mut progress = watch(spec, 0);
     let mut arrivals = 0;
     let mut look = Look::new(spec.size as usize);
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<Instant> = None;
     loop {
-        let arrival =
-            (end.receive(None)?).ok_or_else(|| io::Error::other(stopped(tallies.len(), senders)))?;
-        if arrival.from == tallies.len() {
-            if tallies.len() == senders {
-                return Err(io::Error::other(format!(
-                    "more than {senders} senders came; say how many with --senders"
+        let arrival = (end.receive(None)?).ok_or_else(|| Failure::new(stopped(senders.len(), expected)))?;
+        if arrival.from == senders.len() {
+            if senders.len() == expected {
+                return Err(Failure::new(format!(
+                    "more than {expected} senders came; end what else sends"
                 )));
             }
-            tallies.push(Tally::default());
-            progress = watch(spec, tallies.len(), senders);
+            senders.push(Sent::default());
+            progress = watch(spec, senders.len());
         }
-        tallies[arrival.from].count(&arrival);
+        senders[arrival.from].count(&arrival);
         arrivals += 1;
         if let Some(progress) = &progress {
             progress.set(arrivals);
         }
-        if tallies.len() < senders || (started.is_some() && !look.is_due()) {
+        if senders.len() < expected || (started.is_some() && !look.is_due()) {
             continue;
         }
         let now = Instant::now();
@@ -397,17 +395,17 @@ pub(super) fn receive(
             None if (now - started).as_secs_f64() >= warm_up => {
                 counts_from = Some(now);
                 meter.begin(end.work());
-                tallies.iter_mut().for_each(Tally::begin);
+                senders.iter_mut().for_each(Sent::begin);
             }
             Some(from) if (now - from).as_secs_f64() >= seconds => {
-                let sum = |part: fn(&Tally) -> u64| tallies.iter().map(part).sum();
+                senders.iter_mut().for_each(Sent::end);
                 return Ok(Outcome {
-                    bytes: sum(|one| one.bytes),
-                    messages: sum(|one| one.messages),
-                    lost_messages: sum(Tally::lost),
+                    bytes: senders.iter().map(|one| one.bytes).sum(),
+                    messages: senders.iter().map(|one| one.messages).sum(),
+                    lost_messages: senders.iter().map(|one| one.lost_messages).sum(),
                     seconds: (now - from).as_secs_f64(),
                     cost: meter.end(end.work()),
-                    senders: tallies.iter().map(Tally::sent).collect(),
+                    senders,
                     ..Outcome::default()
                 });
             }
@@ -417,14 +415,15 @@ pub(super) fn receive(
 }
 
 /// Takes what still comes: the sender's stream goes on for a little, and shall not meet a closed door.
-pub(super) fn drain(end: &mut dyn End) -> io::Result<()> {
+pub(super) fn drain(end: &mut dyn End) -> Result<(), Failure> {
     while let Ok(Some(_)) = end.receive(Some(Instant::now() + SILENCE)) {}
     Ok(())
 }
 
 /// Ends the process when nothing arrives any more. TCP itself tells of an end, and repeats what is lost after seconds at times.
-fn watch(spec: &Spec, came: usize, senders: usize) -> Option<Progress> {
-    (spec.system.how != How::Tcp).then(|| Progress::watch(stopped(came, senders), spec.size))
+fn watch(spec: &Spec, came: usize) -> Option<Progress> {
+    let what_is_wrong = stopped(came, spec.senders as usize);
+    (spec.system.how != How::Tcp).then(|| Progress::watch(what_is_wrong, spec.size))
 }
 
 /// Why a measurement ends without a result.
@@ -438,17 +437,7 @@ fn stopped(came: usize, senders: usize) -> String {
     }
 }
 
-/// A sender's messages since the time began to count.
-#[derive(Default)]
-struct Tally {
-    bytes: u64,
-    messages: u64,
-    /// The number after the last one's, now and when the time began to count.
-    next: u64,
-    first: u64,
-}
-
-impl Tally {
+impl Sent {
     fn count(&mut self, arrival: &Arrival) {
         self.bytes += arrival.bytes as u64;
         self.messages += u64::from(arrival.whole);
@@ -459,17 +448,8 @@ impl Tally {
         (self.bytes, self.messages, self.first) = (0, 0, self.next);
     }
 
-    fn lost(&self) -> u64 {
-        (self.next - self.first).saturating_sub(self.messages)
-    }
-
-    fn sent(&self) -> Sent {
-        Sent {
-            address: None,
-            bytes: self.bytes,
-            messages: self.messages,
-            lost_messages: self.lost(),
-        }
+    fn end(&mut self) {
+        self.lost_messages = (self.next - self.first).saturating_sub(self.messages);
     }
 }
 
@@ -511,12 +491,12 @@ mod tests {
     }
 
     impl End for Mirror {
-        fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+        fn send(&mut self, len: usize, number: u64) -> Result<(), Failure> {
             self.sent.push((len, number));
             Ok(())
         }
 
-        fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
+        fn receive(&mut self, _: Option<Instant>) -> Result<Option<Arrival>, Failure> {
             if let Some(late) = self.late.take() {
                 std::thread::sleep(late);
             }
@@ -527,10 +507,6 @@ mod tests {
                 whole: true,
             }))
         }
-    }
-
-    fn meter() -> Meter {
-        Meter::default()
     }
 
     fn spec(size: u64) -> Spec {
@@ -553,7 +529,7 @@ mod tests {
 
     #[test]
     fn warm_up_does_not_count() {
-        let outcome = ask(&mut Mirror::default(), &spec(3), meter(), 1000, 60.0).unwrap();
+        let outcome = ask(&mut Mirror::default(), &spec(3), 1000, 60.0).unwrap();
         assert_eq!(outcome.messages, 1000);
         assert_eq!(
             outcome.round_trips.iter().map(|(_, count)| count).sum::<u64>(),
@@ -568,7 +544,7 @@ mod tests {
             late: Some(Duration::from_millis(600)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), meter(), 20, 0.5).unwrap();
+        let outcome = ask(&mut end, &spec(64), 20, 0.5).unwrap();
         assert_eq!(outcome.messages, 20, "{:?}", outcome.round_trips);
     }
 
@@ -579,7 +555,7 @@ mod tests {
             late: Some(Duration::from_millis(50)),
             ..Mirror::default()
         };
-        let outcome = ask_on_time(&mut end, &spec(64), meter(), [10, 100], 1000.0).unwrap();
+        let outcome = ask_on_time(&mut end, &spec(64), [10, 100], 1000.0).unwrap();
         let waited: u64 = (outcome.round_trips.iter())
             .filter(|(ns, _)| *ns > 10_000_000)
             .map(|(_, count)| count)
@@ -594,7 +570,7 @@ mod tests {
         #[derive(Default)]
         struct Lossy(Mirror);
         impl End for Lossy {
-            fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+            fn send(&mut self, len: usize, number: u64) -> Result<(), Failure> {
                 self.0.sent.clear();
                 match number % 5 {
                     4 => Ok(()),
@@ -603,11 +579,11 @@ mod tests {
                 }
             }
 
-            fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+            fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
                 self.0.receive(until)
             }
         }
-        let outcome = ask(&mut Lossy::default(), &spec(64), meter(), 20, 60.0).unwrap();
+        let outcome = ask(&mut Lossy::default(), &spec(64), 20, 60.0).unwrap();
         assert_eq!((outcome.lost_messages, outcome.messages), (4, 16));
     }
 
@@ -650,19 +626,19 @@ mod tests {
         #[derive(Default)]
         struct Slow(Vec<u64>);
         impl End for Slow {
-            fn send(&mut self, _: usize, number: u64) -> io::Result<()> {
+            fn send(&mut self, _: usize, number: u64) -> Result<(), Failure> {
                 self.0.push(number);
                 std::thread::sleep(Duration::from_millis(30));
                 Ok(())
             }
 
-            fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
+            fn receive(&mut self, _: Option<Instant>) -> Result<Option<Arrival>, Failure> {
                 Ok(None)
             }
         }
         let (mut end, interrupt) = (Slow::default(), Interrupt::install().unwrap());
         // A message each millisecond.
-        let outcome = send(&mut end, &spec(125), meter(), [0.0, 0.3], Some(1e6), &interrupt).unwrap();
+        let outcome = send(&mut end, &spec(125), [0.0, 0.3], Some(1e6), &interrupt).unwrap();
         let last = *end.0.last().unwrap();
         assert!(last > 2 * end.0.len() as u64, "{:?}", end.0);
         assert!(outcome.messages > end.0.len() as u64, "{outcome:?}");
@@ -672,11 +648,11 @@ mod tests {
     fn another_message_is_no_answer() {
         struct Wrong;
         impl End for Wrong {
-            fn send(&mut self, _: usize, _: u64) -> io::Result<()> {
+            fn send(&mut self, _: usize, _: u64) -> Result<(), Failure> {
                 Ok(())
             }
 
-            fn receive(&mut self, _: Option<Instant>) -> io::Result<Option<Arrival>> {
+            fn receive(&mut self, _: Option<Instant>) -> Result<Option<Arrival>, Failure> {
                 Ok(Some(Arrival {
                     from: 0,
                     number: 77,
@@ -685,7 +661,7 @@ mod tests {
                 }))
             }
         }
-        let error = ask(&mut Wrong, &spec(64), meter(), 10, 60.0).unwrap_err();
+        let error = ask(&mut Wrong, &spec(64), 10, 60.0).unwrap_err();
         assert!(error.to_string().contains("another message"), "{error}");
     }
 }

@@ -1,16 +1,14 @@
 //! LM through its public [`Endpoint`] alone. It spins unless it is to sleep; a session is opened where a message does not fit one packet.
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, Incoming, LoanError, Message, PeerId, RecvError,
-    SendError,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Arrival, End, EndArgs, Outcome, Side, Spec, Task, Work, write_number};
-use crate::cli::{Failure, IntegrityOption, chain};
+use super::{Arrival, End, EndArgs, Outcome, Side, Spec, Task, Work, place, write_number};
+use crate::cli::{Failure, IntegrityOption};
 use crate::lm::{EndpointArgs, connect};
 use crate::suite::host::await_link;
 use crate::suite::systems::Work as Bytes;
@@ -44,10 +42,6 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
     let endpoint = options.open(towards, port, len, messages, system.integrity)?;
     await_link(&args.interface)?;
     Ok(endpoint)
-}
-
-pub(super) fn failed(error: &dyn std::error::Error) -> io::Error {
-    io::Error::other(chain(error))
 }
 
 /// Loans memory for a message and writes its number; `None` when there is no room now.
@@ -108,7 +102,7 @@ impl Lm {
             options,
             work: spec.system.options.work,
             integrity: spec.system.options.integrity,
-            peers: Vec::with_capacity(spec.senders as usize),
+            peers: Vec::new(),
         })
     }
 }
@@ -119,7 +113,7 @@ impl Lm {
         &mut self,
         len: usize,
         mut ask: impl FnMut(&mut Endpoint, PeerId) -> Result<T, LoanError>,
-    ) -> io::Result<T> {
+    ) -> Result<T, Failure> {
         let peer = self.peer.expect("a far end only answers");
         loop {
             match ask(&mut self.endpoint, peer) {
@@ -130,16 +124,15 @@ impl Lm {
                     }
                 }
                 Err(_) if self.endpoint.peer(peer).max_message_len() < len as u64 => {
-                    let opened = self.endpoint.peer(peer).open_session(&self.options);
-                    opened.map_err(|error| failed(&error))?;
+                    self.endpoint.peer(peer).open_session(&self.options)?;
                 }
-                Err(error) => return Err(failed(&error)),
+                Err(error) => return Err(error.into()),
             }
         }
     }
 
     /// Sends each window of a message as soon as it is produced.
-    fn send_overlapping(&mut self, len: usize, number: u64) -> io::Result<()> {
+    fn send_overlapping(&mut self, len: usize, number: u64) -> Result<(), Failure> {
         let mut writer = self.taking(len, |endpoint, peer| {
             endpoint.peer(peer).begin(len as u64, number)
         })?;
@@ -149,11 +142,10 @@ impl Lm {
             for payload in writer.payloads_mut().take(window) {
                 done += produce(payload, number);
             }
-            let released = match done < len as u64 {
-                true => writer.release(done),
-                false => writer.finish(),
-            };
-            released.map_err(|error| failed(&error))?;
+            match done < len as u64 {
+                true => writer.release(done)?,
+                false => writer.finish()?,
+            }
             self.endpoint.poll();
         }
         Ok(())
@@ -199,7 +191,7 @@ fn consume(bytes: &[u8]) {
 }
 
 impl End for Lm {
-    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+    fn send(&mut self, len: usize, number: u64) -> Result<(), Failure> {
         if self.work == Bytes::Overlap {
             self.send_overlapping(len, number)?;
         } else {
@@ -211,14 +203,13 @@ impl End for Lm {
                     produce(payload, number);
                 }
             }
-            let sent = self.endpoint.send(region, number);
-            sent.map_err(|error: SendError| failed(&error))?;
+            self.endpoint.send(region, number)?;
         }
         while self.endpoint.try_completion().is_some() {}
         Ok(())
     }
 
-    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let received = match self.work {
@@ -231,14 +222,11 @@ impl End for Lm {
                     let peer = message.peer();
                     self.peer = Some(peer);
                     while self.endpoint.try_completion().is_some() {}
-                    let known = self.peers.iter().position(|one| *one == peer);
-                    let from = known.unwrap_or_else(|| {
-                        if self.work == Bytes::Overlap {
-                            self.endpoint.peer(peer).watch();
-                        }
-                        self.peers.push(peer);
-                        self.peers.len() - 1
-                    });
+                    let known = self.peers.len();
+                    let from = place(&mut self.peers, peer);
+                    if from == known && self.work == Bytes::Overlap {
+                        self.endpoint.peer(peer).watch();
+                    }
                     let missing = message.missing().iter().map(|range| range.end - range.start);
                     return Ok(Some(Arrival {
                         from,
@@ -250,7 +238,7 @@ impl End for Lm {
                 // It is among the lost: the numbers say so.
                 Err(RecvError::Incomplete { .. }) => {}
                 Err(RecvError::TimedOut) => return Ok(None),
-                Err(error) => return Err(failed(&error)),
+                Err(error) => return Err(error.into()),
             }
         }
     }

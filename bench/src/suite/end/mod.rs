@@ -12,8 +12,7 @@ mod udp;
 mod under_load;
 mod watch;
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 pub use drive::Outcome;
-pub(crate) use meter::{Cost, Meter, Work};
+pub(crate) use meter::Work;
 
 use super::systems::{How, System};
 use crate::bare;
@@ -96,7 +95,7 @@ const fn one() -> u32 {
 }
 
 /// Which of the two ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Side {
     /// On the command's host: asks, and sends.
     Near,
@@ -133,16 +132,16 @@ pub(crate) struct Arrival {
 /// A connection that messages pass through.
 pub(crate) trait End {
     /// Sends a message of `len` bytes that begins with its number, as soon as the system takes it.
-    fn send(&mut self, len: usize, number: u64) -> io::Result<()>;
+    fn send(&mut self, len: usize, number: u64) -> Result<(), Failure>;
 
     /// Sends what `send` has held back.
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> Result<(), Failure> {
         Ok(())
     }
 
     /// Waits for something to come, as the system waits; `None` when the other end has ended, or when nothing has come until a time, where one is
     /// given. Else there is no time limit: that would cost a timer for each sleep, which ordinary programs do not pay.
-    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>>;
+    fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure>;
 
     /// Waits for a time, as the system waits.
     fn wait_until(&mut self, time: Instant) {
@@ -160,7 +159,7 @@ pub(crate) trait End {
     }
 
     /// Ends the connection after the last message, which has to arrive.
-    fn close(&mut self) -> io::Result<()> {
+    fn close(&mut self) -> Result<(), Failure> {
         self.flush()
     }
 }
@@ -190,13 +189,9 @@ impl Patience {
 }
 
 /// Sleeps until a socket that blocks has something to read, or until a time, where one is given; `false`: there is nothing then.
-fn has_come(socket: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
+fn has_come(socket: impl AsFd, until: Option<Instant>) -> Result<bool, Failure> {
     let Some(until) = until else { return Ok(true) };
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: left.subsec_nanos().into(),
-    };
+    let left = Timespec::try_from(until.saturating_duration_since(Instant::now()))?;
     Ok(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left))? > 0)
 }
 
@@ -230,87 +225,69 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
     let mut spec: Spec = serde_json::from_str(&args.spec)
         .map_err(|error| Failure::usage(format!("no end is that: {error}")))?;
     // Who has started it waits for it, and nobody else would end it.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .map_err(|error| Failure::new(error.to_string()))?;
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     if spec.system.how == How::Bare {
         spec.size = bare::payload(&spec);
     }
-    let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
-    let told = |outcome: io::Result<Outcome>, end: &mut dyn End| {
-        let mut outcome = outcome.map_err(failed)?;
-        end.tell(&mut outcome);
-        Ok(outcome)
-    };
-    let outcome = match spec.task {
-        Task::RoundTrips {
-            count,
-            seconds,
-            rate,
-            warm_up,
-        } => {
-            let mut end = open(args, &spec, ready)?;
-            let (end, meter) = (end.as_mut(), Meter::default());
-            let outcome = match (args.side, rate) {
-                (Side::Near, None) => drive::ask(end, &spec, meter, count, seconds),
-                (Side::Near, Some(rate)) => {
-                    let count = count.min((seconds * rate) as u64);
-                    drive::ask_on_time(end, &spec, meter, [warm_up, count], rate)
-                }
-                (Side::Far, _) => drive::answer(end),
-            };
-            told(outcome, end)?
-        }
+    let near = args.side == Side::Near;
+    if let Task::Beside { count, seconds } = spec.task {
+        print(&under_load::run(args, &spec, (count, seconds), ready)?);
+        return Ok(());
+    }
+    let mut end = open(args, &spec, ready)?;
+    let end = end.as_mut();
+    let measured = match spec.task {
         Task::Stream {
             warm_up,
             seconds,
             rate,
-        } => {
-            let meter = Meter::default();
-            let mut end = open(args, &spec, ready)?;
-            let end = end.as_mut();
-            match args.side {
-                Side::Near => {
-                    let interrupt = Interrupt::install().map_err(failed)?;
-                    let sent = drive::send(end, &spec, meter, [warm_up, seconds], rate, &interrupt);
-                    told(sent, end)?
-                }
-                Side::Far => {
-                    let received = drive::receive(end, &spec, meter, [warm_up, seconds]);
-                    print(&told(received, end)?);
-                    return drive::drain(end).map_err(failed);
-                }
-            }
+        } if near => drive::send(end, &spec, [warm_up, seconds], rate, &Interrupt::install()?),
+        Task::Stream { warm_up, seconds, .. } => drive::receive(end, &spec, [warm_up, seconds]),
+        Task::RoundTrips {
+            count,
+            seconds,
+            rate: Some(rate),
+            warm_up,
+        } if near => {
+            let count = count.min((seconds * rate) as u64);
+            drive::ask_on_time(end, &spec, [warm_up, count], rate)
         }
-        Task::Beside { count, seconds } => match (spec.system.how.is_lm(), args.side) {
-            (true, Side::Near) => under_load::lm_ask(args, &spec, count, seconds)?,
-            (true, Side::Far) => under_load::lm_answer(args, &spec, ready)?,
-            (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
-            (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
-        },
+        Task::RoundTrips { count, seconds, .. } if near => drive::ask(end, &spec, count, seconds),
+        _ => drive::answer(end),
     };
+    let mut outcome = measured?;
+    end.tell(&mut outcome);
     print(&outcome);
-    Ok(())
+    match spec.task {
+        Task::Stream { .. } if !near => drive::drain(end),
+        _ => Ok(()),
+    }
 }
 
 /// Connects the near end; waits for a connection at the far one, after saying that it is ready.
 fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End>, Failure> {
-    let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
     let near = args.side == Side::Near;
-    let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
-    let udp = |ready| udp::socket(near, spec, ready).map_err(failed);
     Ok(match spec.system.how {
         How::RealTime => Box::new(socket::RealTimeEnd::open(args, spec, ready)?),
         How::Lm => Box::new(lm::Lm::open(args, spec, ready)?),
-        How::UdpGso => Box::new(udp::Segmented::new(udp(ready)?, spec).map_err(failed)?),
-        How::Bare => Box::new(bare::Bare::open(args, spec, ready).map_err(failed)?),
-        How::Tcp => Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?),
-        How::UdpBlocking | How::UdpSpinning => Box::new(udp::Single::new(udp(ready)?, spec).map_err(failed)?),
+        How::Bare => Box::new(bare::Bare::open(args, spec, ready)?),
+        How::Tcp => Box::new(tcp::Tcp::open(near, spec, ready)?),
+        How::UdpBlocking | How::UdpSpinning | How::UdpGso => Box::new(udp::Udp::open(near, spec, ready)?),
         _ => {
             return Err(Failure::usage(format!(
                 "{} has no end of this program",
                 spec.system.name
             )));
         }
+    })
+}
+
+/// The place of a sender in the order of their first messages.
+fn place<T: PartialEq>(known: &mut Vec<T>, one: T) -> usize {
+    let place = known.iter().position(|other| *other == one);
+    place.unwrap_or_else(|| {
+        known.push(one);
+        known.len() - 1
     })
 }
 

@@ -1,20 +1,17 @@
 //! LM's real-time sockets as an [`End`]: endpoint and socket on one thread, which never sleeps unless it is to. Nothing holds their messages back, and none waits for
 //! the other host: a stream hands over as many as leave. A smoother, where there is one, holds back what else the near host sends.
 
-use std::io;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, LinkConfig, MemoryConfig, PeerId, RecvError,
 };
-use lm_protocol::smoother::{Law, Parameters};
+use lm_protocol::smoother::Parameters;
 use lm_realtime::{Blocks, Foreign, RealTime, RtMessage, RtSocket, SendOptions, SocketConfig, monotonic};
 
-use super::lm::failed;
-use super::{Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, read_number, write_number};
-use crate::cli::{Failure, chain};
-use crate::suite::systems::LawOption;
+use super::{Arrival, End, EndArgs, Patience, SILENCE, Side, Spec, Task, place, read_number, write_number};
+use crate::cli::Failure;
 
 /// Number of the socket at both ends.
 const PORT: u16 = 1;
@@ -45,7 +42,8 @@ pub(super) struct Socket {
     handed_over: u64,
     /// Of these, what does not wait to leave any more, when that was asked last.
     over: u64,
-    /// Whom the far end answers.
+    /// Whether it answers, and whom.
+    answers: bool,
     answered: Option<PeerId>,
     payload: Vec<u8>,
 }
@@ -58,16 +56,12 @@ impl Socket {
         spec: &Spec,
         len: u64,
     ) -> Result<Socket, Failure> {
-        let failed = |error: &dyn std::error::Error| Failure::new(chain(error));
         let options = &spec.system.options;
         let smoother = options
             .smoother
             .filter(|_| args.side == Side::Near)
             .map(|rate| Parameters {
-                law: match options.law {
-                    LawOption::Paper => Law::Paper,
-                    LawOption::Paced => Law::Paced,
-                },
+                law: options.law,
                 ..Parameters::of_link(rate, (spec.mtu + ETHERNET_LEN) as u16)
             });
         let keep = (TOGETHER / len.max(1)).clamp(KEEP.0, KEEP.1);
@@ -84,11 +78,11 @@ impl Socket {
             ..SocketConfig::default()
         };
         let has_smoother = smoother.is_some();
-        let real_time = RealTime::new(endpoint, smoother, monotonic).map_err(|error| failed(&error))?;
+        let real_time = RealTime::new(endpoint, smoother, monotonic)?;
         if has_smoother {
             real_time.hold_kernel(&args.interface, Foreign::Keep);
         }
-        let socket = (real_time.socket(endpoint, PORT, &config)).map_err(|error| failed(&error))?;
+        let socket = real_time.socket(endpoint, PORT, &config)?;
         if has_smoother && real_time.kernel_traffic().is_none() {
             return Err(Failure::new(
                 "the kernel's traffic does not follow the smoother; see the warning above",
@@ -106,6 +100,8 @@ impl Socket {
             keep,
             handed_over: 0,
             over: 0,
+            // Who only receives answers nobody.
+            answers: args.side == Side::Far && !matches!(spec.task, Task::Stream { .. }),
             answered: None,
             payload: vec![0x5a; len as usize],
         })
@@ -113,19 +109,18 @@ impl Socket {
 
     /// Sends to the far end's socket from now on, which knows this one then.
     pub(super) fn connect(&mut self, endpoint: &mut Endpoint, to: SocketAddrV4) -> Result<(), Failure> {
-        let failed = |error: &dyn std::error::Error| Failure::new(chain(error));
         let options = ConnectOptions {
             session: lm_dataplane::Session::Later,
             ..ConnectOptions::default()
         };
-        let peer = endpoint.connect(to, &options).map_err(|error| failed(&error))?;
-        (self.socket.connect(endpoint, peer, PORT)).map_err(|error| failed(&error))?;
+        let peer = endpoint.connect(to, &options)?;
+        self.socket.connect(endpoint, peer, PORT)?;
         // From strangers the far end takes nothing but the greeting.
-        endpoint.flush(HELLO).map_err(|error| failed(&error))
+        Ok(endpoint.flush(HELLO)?)
     }
 
     /// Hands over a message of `len` bytes that begins with its number; `false`: others have to leave before.
-    pub(super) fn try_send(&mut self, len: usize, number: u64) -> io::Result<bool> {
+    pub(super) fn try_send(&mut self, len: usize, number: u64) -> Result<bool, Failure> {
         if self.handed_over - self.over >= self.keep {
             let statistics = self.socket.statistics();
             self.over = statistics.sent + statistics.superseded;
@@ -135,24 +130,19 @@ impl Socket {
         }
         let payload = &mut self.payload[..len];
         write_number(payload, number);
-        let sent = self.socket.send(payload, SendOptions::default());
-        sent.map_err(|error| failed(&error))?;
+        self.socket.send(payload, SendOptions::default())?;
         self.handed_over += 1;
         Ok(true)
     }
 
-    /// The next message that came.
-    pub(super) fn receive(&mut self) -> Option<RtMessage> {
-        self.socket.recv()
-    }
-
-    /// The next message that came; the far end answers its sender from now on.
-    pub(super) fn receive_to_answer(&mut self, endpoint: &mut Endpoint) -> io::Result<Option<RtMessage>> {
+    /// The next message that came; a far end answers its sender from now on.
+    pub(super) fn receive(&mut self, endpoint: &mut Endpoint) -> Result<Option<RtMessage>, Failure> {
         let message = self.socket.recv();
         if let Some(from) = message.as_ref().map(|message| message.info().from)
+            && self.answers
             && self.answered != Some(from)
         {
-            (self.socket.connect(endpoint, from, PORT)).map_err(|error| failed(&error))?;
+            self.socket.connect(endpoint, from, PORT)?;
             self.answered = Some(from);
         }
         Ok(message)
@@ -178,7 +168,6 @@ fn blocks(len: u64, count: u32) -> Blocks {
 pub(super) struct RealTimeEnd {
     endpoint: Endpoint,
     socket: Socket,
-    is_near: bool,
     sleeps: bool,
     /// Whom messages came from, in the order of their first ones.
     peers: Vec<PeerId>,
@@ -206,26 +195,23 @@ impl RealTimeEnd {
             },
             ..EndpointConfig::default()
         };
-        let mut endpoint = Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))?;
+        let mut endpoint = Endpoint::open(&config)?;
         let mut socket = Socket::open(&mut endpoint, args, spec, spec.size)?;
         match is_near {
             true => socket.connect(&mut endpoint, spec.address)?,
             false => ready(),
         }
-        // Who only receives answers nobody.
-        let answers = matches!(spec.task, Task::RoundTrips { .. });
         Ok(RealTimeEnd {
             endpoint,
             socket,
-            is_near: is_near || !answers,
             sleeps,
-            peers: Vec::with_capacity(spec.senders as usize),
+            peers: Vec::new(),
         })
     }
 }
 
 impl End for RealTimeEnd {
-    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+    fn send(&mut self, len: usize, number: u64) -> Result<(), Failure> {
         while !self.socket.try_send(len, number)? {
             self.endpoint.poll();
         }
@@ -233,26 +219,18 @@ impl End for RealTimeEnd {
     }
 
     /// What was handed over leaves in the next round.
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> Result<(), Failure> {
         self.endpoint.poll();
         Ok(())
     }
 
-    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
         let mut patience = Patience::until(until);
         loop {
-            let message = match self.is_near {
-                true => self.socket.receive(),
-                false => self.socket.receive_to_answer(&mut self.endpoint)?,
-            };
-            if let Some(message) = message {
+            if let Some(message) = self.socket.receive(&mut self.endpoint)? {
                 let peer = message.info().from;
-                let from = self.peers.iter().position(|one| *one == peer);
                 return Ok(Some(Arrival {
-                    from: from.unwrap_or_else(|| {
-                        self.peers.push(peer);
-                        self.peers.len() - 1
-                    }),
+                    from: place(&mut self.peers, peer),
                     number: read_number(&message),
                     bytes: message.len(),
                     whole: true,
@@ -271,7 +249,7 @@ impl End for RealTimeEnd {
                 match self.endpoint.try_recv() {
                     Ok(Some(_)) | Err(RecvError::Incomplete { .. }) => {}
                     Ok(None) => break,
-                    Err(error) => return Err(failed(&error)),
+                    Err(error) => return Err(error.into()),
                 }
             }
         }

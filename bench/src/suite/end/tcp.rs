@@ -5,12 +5,13 @@
 //! takes as much as there is, as a program that moves many messages would; the kernel sizes its own buffers.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::time::Instant;
 
 use rustix::net::sockopt;
 
 use super::{Arrival, End, NUMBER_LEN, Outcome, Patience, Spec, Task, has_come, read_number, write_number};
+use crate::cli::Failure;
 
 /// Bytes for one `write` of short messages, and for one `read`.
 const GATHERED: usize = 128 << 10;
@@ -37,11 +38,11 @@ struct Partial {
 }
 
 impl Tcp {
-    pub(super) fn open(near: bool, any: SocketAddrV4, spec: &Spec, ready: impl FnOnce()) -> io::Result<Tcp> {
+    pub(super) fn open(near: bool, spec: &Spec, ready: impl FnOnce()) -> Result<Tcp, Failure> {
         let connection = if near {
             TcpStream::connect(spec.address)?
         } else {
-            let listener = TcpListener::bind(any)?;
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, spec.address.port()))?;
             ready();
             listener.accept()?.0
         };
@@ -72,7 +73,7 @@ impl Tcp {
 }
 
 impl End for Tcp {
-    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+    fn send(&mut self, len: usize, number: u64) -> Result<(), Failure> {
         let at = self.outgoing.len();
         // A buffer's memory keeps its bytes when it is cleared: only the number is written anew.
         if self.outgoing.capacity() - at < len {
@@ -86,7 +87,7 @@ impl End for Tcp {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> Result<(), Failure> {
         let mut bytes = &self.outgoing[..];
         while !bytes.is_empty() {
             match self.connection.write(bytes) {
@@ -94,14 +95,14 @@ impl End for Tcp {
                 Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
                     std::hint::spin_loop();
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         self.outgoing.clear();
         Ok(())
     }
 
-    fn receive(&mut self, until: Option<Instant>) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
         let mut patience = Patience::until(until);
         let mut bytes = 0;
         loop {
@@ -138,7 +139,7 @@ impl End for Tcp {
                     }
                     std::hint::spin_loop();
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -147,8 +148,8 @@ impl End for Tcp {
         outcome.congestion = sockopt::tcp_congestion(&self.connection).ok();
     }
 
-    fn close(&mut self) -> io::Result<()> {
+    fn close(&mut self) -> Result<(), Failure> {
         self.flush()?;
-        self.connection.shutdown(Shutdown::Write)
+        Ok(self.connection.shutdown(Shutdown::Write)?)
     }
 }

@@ -6,19 +6,19 @@
 //! a real-time socket on the endpoint of the stream. UDP has a socket for each of the two.
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, Endpoint, Message, PeerId, RecvError, SendRegion};
+use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendError, SendRegion};
 
 use super::drive::Outcome;
-use super::lm::{failed, try_loan};
+use super::lm::{endpoint, in_flight, try_loan};
 use super::socket::Socket;
-use super::udp::MAX_DATAGRAM;
-use super::{EndArgs, How, Spec, cut_number, read_number, write_number};
-use crate::cli::{Failure, chain};
+use super::{EndArgs, How, Side, Spec, read_number, write_number};
+use crate::cli::Failure;
 use crate::histogram::LatencyHistogram;
 use crate::lm::connect;
+use crate::suite::systems::MAX_DATAGRAM;
 
 /// Length of the messages that go to and fro.
 const SHORT: usize = 64;
@@ -33,336 +33,283 @@ const STEP: Duration = Duration::from_millis(1);
 /// A far end hears nothing for so long: the near one has gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Round trips, one at a time.
-struct Asking {
-    histogram: LatencyHistogram,
-    number: u64,
-    since: Option<Instant>,
-    /// When it was asked for last.
-    asked: Instant,
-    warm_up: u64,
-    count: u64,
-    until: Instant,
-    /// Whether it sleeps when there is nothing to do.
+/// What one thread sends and receives both kinds of messages by.
+trait Both {
+    /// Hands over a message that begins with its number, if there is room; a short one goes to and fro.
+    fn try_send(&mut self, len: usize, number: u64) -> Result<bool, Failure>;
+
+    /// Looks once whether something has come: its length and its number.
+    fn next(&mut self) -> Result<Option<(usize, u64)>, Failure>;
+
+    /// Tells the far end that this was all.
+    fn close(&mut self) -> Result<(), Failure>;
+}
+
+/// Runs one end of `count` round trips, or as many as go in `seconds`.
+pub(super) fn run(
+    args: &EndArgs,
+    spec: &Spec,
+    (count, seconds): (u64, f64),
+    ready: impl FnOnce(),
+) -> Result<Outcome, Failure> {
+    let near = args.side == Side::Near;
+    let mut both: Box<dyn Both> = match spec.system.how.is_lm() {
+        true => Box::new(OfLm::open(args, spec)?),
+        false => Box::new(OfUdp::open(near, spec)?),
+    };
+    match near {
+        true => ask(both.as_mut(), spec.size as usize, count, seconds),
+        false => {
+            ready();
+            answer(both.as_mut())
+        }
+    }
+}
+
+/// Asks for round trips, one at a time, and hands over long messages meanwhile.
+fn ask(both: &mut dyn Both, len: usize, count: u64, seconds: f64) -> Result<Outcome, Failure> {
+    let mut histogram = LatencyHistogram::new();
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    let (mut number, mut long) = (0, 0);
+    // When it was asked for first, and last.
+    let mut since: Option<Instant> = None;
+    let mut asked = Instant::now();
+    // Round trips without a load are not what was asked for, however many there are.
+    while (histogram.count() < count || long < LONG_LEAST) && Instant::now() < until {
+        // Nobody repeats what was lost, perhaps, but who asked.
+        let is_due = since.is_none() || asked.elapsed() > AGAIN;
+        if is_due && both.try_send(SHORT, number)? {
+            asked = Instant::now();
+            since.get_or_insert(asked);
+        }
+        long += u64::from(both.try_send(len, long)?);
+        while let Some((_, answered)) = both.next()? {
+            // A repeated question may have two answers.
+            let Some(since) = since.take_if(|_| answered == number) else {
+                continue;
+            };
+            if number >= count / 10 {
+                histogram.record_ns(since.elapsed().as_nanos() as u64);
+            }
+            number += 1;
+        }
+    }
+    both.close()?;
+    if histogram.count() == 0 {
+        return Err(Failure::new("no round trip came to its end beside the load"));
+    }
+    Ok(Outcome::of_round_trips(&histogram))
+}
+
+/// Answers what is short; what it has received of the load, from the first long message to the last.
+fn answer(both: &mut dyn Both) -> Result<Outcome, Failure> {
+    let mut load = Outcome::default();
+    let (mut first, mut heard): (Option<Instant>, Option<Instant>) = (None, None);
+    loop {
+        let Some((len, number)) = both.next()? else {
+            if heard.is_some_and(|heard| heard.elapsed() > PATIENCE) {
+                return Err(Failure::new("the asking end has gone"));
+            }
+            continue;
+        };
+        let now = Instant::now();
+        heard = Some(now);
+        match first {
+            _ if number == END => return Ok(load),
+            // One for which there is no room is asked for again.
+            _ if len <= SHORT => drop(both.try_send(SHORT, number)?),
+            // The first one's time has begun before it was here.
+            None => first = Some(now),
+            Some(first) => {
+                load.bytes += len as u64;
+                load.messages += 1;
+                load.seconds = (now - first).as_secs_f64();
+            }
+        }
+    }
+}
+
+/// An endpoint, and a socket on it for the round trips, if they are real-time.
+struct OfLm {
+    endpoint: Endpoint,
+    socket: Option<Socket>,
+    /// The far end learns it from what comes.
+    peer: Option<PeerId>,
+    /// What the endpoint would not take yet.
+    waiting: Option<(SendRegion, u64)>,
     sleeps: bool,
 }
 
-impl Asking {
-    fn new(count: u64, seconds: f64) -> Asking {
-        Asking {
-            histogram: LatencyHistogram::new(),
-            number: 0,
-            since: None,
-            asked: Instant::now(),
-            warm_up: count / 10,
-            count,
-            until: Instant::now() + Duration::from_secs_f64(seconds),
-            sleeps: false,
-        }
-    }
-
-    /// Whether the next round trip is due.
-    fn is_due(&self) -> bool {
-        self.since.is_none()
-    }
-
-    /// Whether nobody repeats what was lost, perhaps, but who asked.
-    fn is_unanswered(&self) -> bool {
-        self.since.is_some() && self.asked.elapsed() > AGAIN
-    }
-
-    /// One was asked for, for the first time or again.
-    fn has_asked(&mut self) {
-        self.asked = Instant::now();
-        self.since.get_or_insert(self.asked);
-    }
-
-    fn answered(&mut self, number: u64) {
-        // A repeated question may have two answers.
-        if number != cut_number(self.number, SHORT) {
-            return;
-        }
-        if let Some(since) = self.since.take() {
-            if self.number >= self.warm_up {
-                self.histogram.record_ns(since.elapsed().as_nanos() as u64);
-            }
-            self.number += 1;
-        }
-    }
-
-    /// Round trips without a load are not what was asked for, however many there are.
-    fn is_done(&self, long_messages: u64) -> bool {
-        (self.histogram.count() >= self.count && long_messages >= LONG_LEAST) || Instant::now() >= self.until
-    }
-
-    fn outcome(self) -> io::Result<Outcome> {
-        if self.histogram.count() == 0 {
-            return Err(io::Error::other("no round trip came to its end beside the load"));
-        }
-        Ok(Outcome::of_round_trips(&self.histogram))
-    }
-}
-
-/// What the far end has received of the load, from the first long message to the last.
-#[derive(Default)]
-struct Load {
-    bytes: u64,
-    messages: u64,
-    first: Option<Instant>,
-    last: Option<Instant>,
-}
-
-impl Load {
-    fn came(&mut self, bytes: usize) {
-        let now = Instant::now();
-        // The first one's time has begun before it was here.
-        if self.first.is_some() {
-            self.bytes += bytes as u64;
-            self.messages += 1;
-        }
-        self.first.get_or_insert(now);
-        self.last = Some(now);
-    }
-
-    fn outcome(&self) -> Outcome {
-        let seconds = match (self.first, self.last) {
-            (Some(first), Some(last)) => (last - first).as_secs_f64(),
-            _ => 0.0,
+impl OfLm {
+    fn open(args: &EndArgs, spec: &Spec) -> Result<OfLm, Failure> {
+        let options = ConnectOptions {
+            max_message_len: spec.size,
+            messages_in_flight: in_flight(spec.size),
+            ..ConnectOptions::default()
         };
-        Outcome {
-            bytes: self.bytes,
-            messages: self.messages,
-            seconds,
-            ..Outcome::default()
+        let mut endpoint = endpoint(args, spec, spec.size, 2 * options.messages_in_flight)?;
+        let mut socket = match spec.system.how {
+            How::RealTime => Some(Socket::open(&mut endpoint, args, spec, SHORT as u64)?),
+            _ => None,
+        };
+        let mut peer = None;
+        if args.side == Side::Near {
+            peer = Some(connect(&mut endpoint, spec.address, &options)?);
+            if let Some(socket) = &mut socket {
+                socket.connect(&mut endpoint, spec.address)?;
+            }
+        }
+        Ok(OfLm {
+            endpoint,
+            socket,
+            peer,
+            waiting: None,
+            sleeps: spec.system.sleeps(),
+        })
+    }
+
+    fn hand_over(&mut self) -> Result<(), Failure> {
+        let Some((region, number)) = self.waiting.take() else {
+            return Ok(());
+        };
+        match self.endpoint.try_send(region, number) {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(error.reason, SendError::WouldBlock) => {
+                self.waiting = Some((error.region, number));
+                Ok(())
+            }
+            Err(error) => Err(error.reason.into()),
         }
     }
 }
 
-/// A socket for the round trips, if they are real-time.
-fn socket(endpoint: &mut Endpoint, args: &EndArgs, spec: &Spec) -> Result<Option<Socket>, Failure> {
-    let is_real_time = spec.system.how == How::RealTime;
-    is_real_time
-        .then(|| Socket::open(endpoint, args, spec, SHORT as u64))
-        .transpose()
-}
-
-pub(super) fn lm_ask(args: &EndArgs, spec: &Spec, count: u64, seconds: f64) -> Result<Outcome, Failure> {
-    let in_flight = super::lm::in_flight(spec.size);
-    let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
-    let mut socket = socket(&mut endpoint, args, spec)?;
-    let options = ConnectOptions {
-        max_message_len: spec.size,
-        messages_in_flight: in_flight,
-        ..ConnectOptions::default()
-    };
-    let peer = connect(&mut endpoint, spec.address, &options)?;
-    if let Some(socket) = &mut socket {
-        socket.connect(&mut endpoint, spec.address)?;
+impl Both for OfLm {
+    fn try_send(&mut self, len: usize, number: u64) -> Result<bool, Failure> {
+        if let Some(socket) = self.socket.as_mut().filter(|_| len == SHORT) {
+            return socket.try_send(len, number);
+        }
+        self.hand_over()?;
+        let Some(peer) = self.peer.filter(|_| self.waiting.is_none()) else {
+            return Ok(false);
+        };
+        let region = try_loan(&mut self.endpoint, peer, len, number)?;
+        self.waiting = region.map(|region| (region, number));
+        let taken = self.waiting.is_some();
+        self.hand_over()?;
+        Ok(taken)
     }
-    let asking = Asking {
-        sleeps: spec.system.sleeps(),
-        ..Asking::new(count, seconds)
-    };
-    let asked = lm_ask_on(&mut endpoint, socket.as_mut(), peer, spec.size as usize, asking);
-    asked.map_err(|error| Failure::new(chain(&error)))
-}
 
-fn lm_ask_on(
-    endpoint: &mut Endpoint,
-    mut socket: Option<&mut Socket>,
-    peer: PeerId,
-    len: usize,
-    mut asking: Asking,
-) -> io::Result<Outcome> {
-    // What the endpoint would not take yet.
-    let mut waiting: Option<(SendRegion, u64)> = None;
-    let mut long = 0;
-    while !asking.is_done(long) {
-        let number = asking.number;
-        if let Some(socket) = &mut socket {
-            if (asking.is_due() || asking.is_unanswered()) && socket.try_send(SHORT, number)? {
-                asking.has_asked();
+    fn next(&mut self) -> Result<Option<(usize, u64)>, Failure> {
+        self.hand_over()?;
+        let worked = self.endpoint.poll() > 0;
+        while self.endpoint.try_completion().is_some() {}
+        if let Some(socket) = &mut self.socket {
+            if let Some(message) = socket.receive(&mut self.endpoint)? {
+                return Ok(Some((SHORT, read_number(&message))));
             }
-        } else if waiting.is_none() && asking.is_due() {
-            let region = try_loan(endpoint, peer, SHORT, number).map_err(|error| failed(&error))?;
-            if let Some(region) = region {
-                waiting = Some((region, number));
-                asking.has_asked();
-            }
-        }
-        if waiting.is_none() {
-            waiting = try_loan(endpoint, peer, len, long)
-                .map_err(|error| failed(&error))?
-                .map(|region| (region, long));
-            long += u64::from(waiting.is_some());
-        }
-        if let Some((region, number)) = waiting.take()
-            && let Err(error) = endpoint.try_send(region, number)
-        {
-            match error.reason {
-                lm_dataplane::SendError::WouldBlock => waiting = Some((error.region, number)),
-                reason => return Err(failed(&reason)),
-            }
-        }
-        if endpoint.poll() == 0 && asking.sleeps {
-            endpoint.wait(STEP);
-        }
-        while let Some(answer) = socket.as_mut().and_then(|socket| socket.receive()) {
-            asking.answered(read_number(&answer));
         }
         loop {
-            match endpoint.try_recv() {
-                // A socket's greeting.
-                Ok(Some(_)) if socket.is_some() => {}
-                Ok(Some(message)) => asking.answered(read_number(&message)),
+            match self.endpoint.try_recv() {
+                // A socket's greeting is empty.
+                Ok(Some(message)) if self.socket.is_some() && message.is_empty() => {}
+                Ok(Some(message)) => {
+                    self.peer = Some(message.peer());
+                    return Ok(Some((message.len(), message.tag())));
+                }
                 Ok(None) => break,
                 Err(RecvError::Incomplete { .. }) => {}
-                Err(error) => return Err(failed(&error)),
+                Err(error) => return Err(error.into()),
             }
         }
-        while endpoint.try_completion().is_some() {}
-    }
-    drop(waiting);
-    let end = [0xff; SHORT];
-    endpoint
-        .send_copy(peer, &end, END)
-        .map_err(|error| failed(&error))?;
-    // Until it has arrived.
-    let limit = Instant::now() + Duration::from_secs(1);
-    while endpoint.try_completion().is_none_or(|done| done.tag != END) && Instant::now() < limit {
-        endpoint.poll();
-    }
-    asking.outcome()
-}
-
-pub(super) fn lm_answer(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Outcome, Failure> {
-    let in_flight = super::lm::in_flight(spec.size);
-    let mut endpoint = super::lm::endpoint(args, spec, spec.size, 2 * in_flight)?;
-    let mut socket = socket(&mut endpoint, args, spec)?;
-    ready();
-    let mut load = Load::default();
-    let mut silence = None;
-    loop {
-        let received = match &mut socket {
-            Some(socket) => receive_beside(&mut endpoint, socket, silence)?,
-            None => endpoint.recv(silence),
-        };
-        let message = match received {
-            Ok(message) => message,
-            Err(RecvError::Incomplete { .. }) => continue,
-            Err(error) => return Err(Failure::new(chain(&error))),
-        };
-        silence = Some(PATIENCE);
-        if message.len() > SHORT {
-            load.came(message.len());
-        } else if message.tag() == END {
-            return Ok(load.outcome());
-        } else {
-            let (peer, tag) = (message.peer(), message.tag());
-            let sent = endpoint.send_copy(peer, &message, tag);
-            sent.map_err(|error| Failure::new(chain(&error)))?;
+        if !worked && self.sleeps {
+            self.endpoint.wait(STEP);
         }
-        while endpoint.try_completion().is_some() {}
+        Ok(None)
+    }
+
+    fn close(&mut self) -> Result<(), Failure> {
+        self.waiting = None;
+        let peer = self.peer.expect("a near end has connected");
+        self.endpoint.send_copy(peer, &[0xff; SHORT], END)?;
+        // Until it has arrived.
+        let limit = Instant::now() + Duration::from_secs(1);
+        while (self.endpoint.try_completion()).is_none_or(|done| done.tag != END) && Instant::now() < limit {
+            self.endpoint.poll();
+        }
+        Ok(())
     }
 }
 
-/// As [`Endpoint::recv`], while real-time messages are answered.
-fn receive_beside(
-    endpoint: &mut Endpoint,
-    socket: &mut Socket,
-    silence: Option<Duration>,
-) -> Result<Result<Message, RecvError>, Failure> {
-    let until = silence.map(|silence| Instant::now() + silence);
-    loop {
-        endpoint.poll();
-        let failed = |error: io::Error| Failure::new(chain(&error));
-        while let Some(question) = socket.receive_to_answer(endpoint).map_err(failed)? {
-            // It leaves in the next round; one for which there is no room is lost like any other.
-            let number = read_number(&question);
-            let _ = socket.try_send(question.len(), number).map_err(failed)?;
-        }
-        if let Some(message) = endpoint.try_recv().transpose() {
-            // A socket's greeting is empty.
-            if message.as_ref().is_ok_and(|message| message.is_empty()) {
-                continue;
+/// A socket for each of the two.
+struct OfUdp {
+    long: UdpSocket,
+    short: UdpSocket,
+    /// Whom the far end answers.
+    peer: Option<SocketAddr>,
+    is_near: bool,
+    datagram: Vec<u8>,
+}
+
+impl OfUdp {
+    fn open(is_near: bool, spec: &Spec) -> Result<OfUdp, Failure> {
+        let open = |above| -> io::Result<UdpSocket> {
+            let there = (*spec.address.ip(), spec.address.port() + above);
+            let socket = match is_near {
+                true => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
+                false => UdpSocket::bind(there)?,
+            };
+            if is_near {
+                socket.connect(there)?;
             }
-            return Ok(message);
-        }
-        if until.is_some_and(|until| Instant::now() >= until) {
-            return Ok(Err(RecvError::TimedOut));
-        }
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        };
+        Ok(OfUdp {
+            long: open(0)?,
+            short: open(1)?,
+            peer: None,
+            is_near,
+            datagram: vec![0x5a; 65_536],
+        })
     }
 }
 
-pub(super) fn udp_ask(spec: &Spec, count: u64, seconds: f64) -> io::Result<Outcome> {
-    let [long, short] = [0, 1].map(|above| -> io::Result<UdpSocket> {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.connect((*spec.address.ip(), spec.address.port() + above))?;
-        socket.set_nonblocking(true)?;
-        Ok(socket)
-    });
-    let (long, short) = (long?, short?);
-    let mut asking = Asking::new(count, seconds);
-    let mut question = [0x5a; SHORT];
-    let mut answer = [0; SHORT];
-    let message = vec![0x5a; spec.size.min(MAX_DATAGRAM) as usize];
-    let mut sent = 0;
-    while !asking.is_done(sent) {
-        if asking.is_due() || asking.is_unanswered() {
-            write_number(&mut question, asking.number);
-            asking.has_asked();
-            not_now(short.send(&question))?;
-        }
-        sent += u64::from(not_now(long.send(&message))?.is_some());
-        while let Some(len) = not_now(short.recv(&mut answer))? {
-            asking.answered(read_number(&answer[..len]));
-        }
+impl Both for OfUdp {
+    fn try_send(&mut self, len: usize, number: u64) -> Result<bool, Failure> {
+        let message = &mut self.datagram[..len.min(MAX_DATAGRAM as usize)];
+        write_number(message, number);
+        let sent = match (len == SHORT, self.peer) {
+            (true, Some(peer)) => self.short.send_to(message, peer),
+            (true, None) => self.short.send(message),
+            (false, _) => self.long.send(message),
+        };
+        Ok(not_now(sent)?.is_some())
     }
-    write_number(&mut question, END);
-    // One of them gets there.
-    for _ in 0..10 {
-        let _gone = short.send(&question);
-        std::thread::sleep(Duration::from_millis(2));
+
+    fn next(&mut self) -> Result<Option<(usize, u64)>, Failure> {
+        let mut received = not_now(self.short.recv_from(&mut self.datagram))?;
+        match received {
+            Some((_, from)) if !self.is_near => self.peer = Some(from),
+            Some(_) => {}
+            None => received = not_now(self.long.recv_from(&mut self.datagram))?,
+        }
+        Ok(received.map(|(len, _)| (len, read_number(&self.datagram[..len]))))
     }
-    asking.outcome()
+
+    fn close(&mut self) -> Result<(), Failure> {
+        // One of them gets there.
+        for _ in 0..10 {
+            let _gone = self.try_send(SHORT, END);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
 }
 
 /// `None` where a socket that does not wait would have to.
-fn not_now(result: io::Result<usize>) -> io::Result<Option<usize>> {
+fn not_now<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
-        Ok(len) => Ok(Some(len)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-pub(super) fn udp_answer(spec: &Spec, ready: impl FnOnce()) -> io::Result<Outcome> {
-    let [long, short] = [0, 1].map(|above| -> io::Result<UdpSocket> {
-        let socket = UdpSocket::bind((*spec.address.ip(), spec.address.port() + above))?;
-        socket.set_nonblocking(true)?;
-        Ok(socket)
-    });
-    let (long, short) = (long?, short?);
-    ready();
-    let mut datagram = vec![0; 65_536];
-    let mut load = Load::default();
-    let mut heard: Option<Instant> = None;
-    loop {
-        if let Some(len) = not_now(long.recv(&mut datagram))? {
-            load.came(len);
-        }
-        match short.recv_from(&mut datagram) {
-            Ok((len, _)) if read_number(&datagram[..len]) == END => return Ok(load.outcome()),
-            Ok((len, from)) => {
-                heard = Some(Instant::now());
-                // A full socket's answer is asked for again.
-                let _dropped = short.send_to(&datagram[..len], from);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-        if heard.is_some_and(|heard| heard.elapsed() > PATIENCE) {
-            return Err(io::Error::other("the asking end has gone"));
-        }
+        result => result.map(Some),
     }
 }

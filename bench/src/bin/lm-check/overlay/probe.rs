@@ -5,7 +5,7 @@ use lm_dataplane::memory::PACKET_HEADROOM;
 use serde::Serialize;
 
 use super::ends::{CHUNK_LEN, Link};
-use lm_bench::bare::{Ends, Mac, UDP_HEADER_LEN};
+use lm_bench::bare::{UDP_HEADER_LEN, headers};
 use lm_bench::cli::{Failure, chain};
 
 /// Longest packet at MTU 1500, in bytes.
@@ -43,17 +43,9 @@ pub(crate) fn probe(link: &mut Link) -> Result<FootprintReport, Failure> {
     // From the last byte written before a packet to the packet.
     let mut gap = usize::MAX;
     let before = link.received;
-    let addressing = &link.addressing;
-    let ends = Ends {
-        source_mac: Mac(addressing.src_mac.0),
-        destination_mac: Mac(addressing.dst_mac.0),
-        source: addressing.src_ip,
-        destination: addressing.dst_ip,
-        port: addressing.dst_port,
-    };
     let mut chunk = vec![0; CHUNK_LEN as usize];
     for len in lengths() {
-        let mut packet = ends.headers(len - UDP_HEADER_LEN).to_vec();
+        let mut packet = headers(&link.addressing, len - UDP_HEADER_LEN).to_vec();
         packet.resize(len, 0xa5);
         link.sender.umem.copy_to(0, &packet);
         for pattern in Pattern::PAIR {
