@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use aya::maps::{Array, MapData, MapError, RingBuf};
 use aya::programs::{SchedClassifier, TcAttachType, tc::TcAttachOptions};
 use aya::{Ebpf, EbpfError, EbpfLoader, programs::LinkOrder, programs::ProgramError};
+use serde::Serialize;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../impair.o");
 const PROGRAM: &str = "lm_impair_forward";
@@ -121,7 +122,7 @@ pub fn split_mix(seed: u64, place: u64) -> u64 {
 
 /// What a forwarder has done; the fields of `struct lm_impair_counters`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ForwarderCounters {
     /// Packets that came in.
     pub received: u64,
@@ -134,13 +135,17 @@ pub(crate) struct ForwarderCounters {
     /// Held back.
     pub reordered: u64,
     /// Of those, gone on; the others are still held.
+    #[serde(skip)]
     pub released: u64,
     /// Handed to user space, copies counted separately.
+    #[serde(skip)]
     pub diverted: u64,
     /// Dropped because user space was behind.
+    #[serde(skip)]
     pub ring_full: u64,
     /// Dropped because the kernel had no memory for them or they were too long to be kept.
     pub refused: u64,
+    #[serde(skip)]
     sequence: [u64; QUEUES],
 }
 
@@ -183,17 +188,6 @@ pub(crate) struct Forwarder {
 
 /// Packets that a forwarder with [`Impairments::divert`] hands over.
 pub(crate) struct Diverted(RingBuf<MapData>);
-
-/// One diverted packet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DivertedPacket<'a> {
-    /// When it came in, by CLOCK_MONOTONIC, in nanoseconds.
-    pub arrival_ns: u64,
-    /// The queue that it came in on, and shall leave on.
-    pub queue: u32,
-    /// The packet from its Ethernet header on.
-    pub bytes: &'a [u8],
-}
 
 impl Forwarder {
     /// Forwards from one interface of this thread's network namespace to another from now on.
@@ -252,17 +246,15 @@ impl Forwarder {
 }
 
 impl Diverted {
-    /// Calls `each` with the oldest packet; `false` when there is none.
-    pub(crate) fn take(&mut self, each: impl FnOnce(DivertedPacket<'_>)) -> bool {
+    /// Calls `each` with the oldest packet: when it came in, by CLOCK_MONOTONIC in nanoseconds, the queue that it came in on and shall leave on, and
+    /// its bytes from the Ethernet header on. `false`: there is none.
+    pub(crate) fn take(&mut self, each: impl FnOnce(u64, u32, &[u8])) -> bool {
         let Some(record) = self.0.next() else { return false };
         let (head, packet) = record.split_at(16);
         let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().expect("4 bytes"));
-        each(DivertedPacket {
-            arrival_ns: u64::from_ne_bytes(head[..8].try_into().expect("8 bytes")),
-            queue: word(8),
-            // The forwarder keeps no longer packet; its length is the kernel's, and checked by the slice all the same.
-            bytes: &packet[..word(12) as usize],
-        });
+        let arrival_ns = u64::from_ne_bytes(head[..8].try_into().expect("8 bytes"));
+        // The forwarder keeps no longer packet; its length is the kernel's, and checked by the slice all the same.
+        each(arrival_ns, word(8), &packet[..word(12) as usize]);
         true
     }
 }
@@ -287,23 +279,18 @@ fn take<M: TryFrom<aya::maps::Map, Error = MapError>>(ebpf: &mut Ebpf, name: &st
 }
 
 fn load_error(error: EbpfError) -> ImpairError {
-    if denied(&error) {
-        ImpairError::NotPrivileged
-    } else {
-        ImpairError::Load(Box::new(error))
+    match denied(&error) {
+        true => ImpairError::NotPrivileged,
+        false => ImpairError::Load(Box::new(error)),
     }
 }
 
 fn denied(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let system = error.downcast_ref::<io::Error>();
-        if system.is_some_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| {
+        let system = cause.downcast_ref::<io::Error>();
+        system.is_some_and(|error| error.raw_os_error() == Some(libc::EPERM))
+    })
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netdevice::name_to_index;
 use serde::Serialize;
 
-use forwarder::{Diverted, Forwarder, HELD_PACKET_LEN_MAX, ImpairError};
+use forwarder::{Diverted, Forwarder, ForwarderCounters, HELD_PACKET_LEN_MAX, ImpairError};
 pub use forwarder::{Fate, Impairments, split_mix};
 use line::Line;
 use lm_measure::rate::BitRate;
@@ -138,24 +138,15 @@ pub struct ImpairReport {
 /// Packets of one direction. `received` + `duplicated` = `sent` + `lost` + `queue_full` + `refused` + `held`.
 #[derive(Debug, Serialize)]
 pub struct DirectionReport {
-    /// Came in.
-    pub received: u64,
+    /// What the kernel's part has done.
+    #[serde(flatten)]
+    forwarder: ForwarderCounters,
     /// Went out, copies included.
     pub sent: u64,
-    /// Lost on purpose.
-    pub lost: u64,
-    /// Sent a second time on purpose.
-    pub duplicated: u64,
-    /// Changed in one byte on purpose.
-    pub corrupted: u64,
-    /// Held back on purpose until others had overtaken them.
-    pub reordered: u64,
     /// Still in the box.
     pub held: u64,
     /// Dropped because more waited for --delay and --rate than --limit allows.
     pub queue_full: u64,
-    /// Dropped because the kernel had no memory, or because they were too long to be held.
-    pub refused: u64,
     /// Dropped by the kernel at the box's interfaces: before the box saw them, or because the other side's ring was
     /// full. Not in the sum above.
     pub overrun: u64,
@@ -279,15 +270,10 @@ impl<Queue: Inject> Direction<Queue> {
         };
         let gone = counters.lost + queue_full + counters.refused + held;
         Ok(DirectionReport {
-            received: counters.received,
             sent: (counters.received + counters.duplicated).saturating_sub(gone),
-            lost: counters.lost,
-            duplicated: counters.duplicated,
-            corrupted: counters.corrupted,
-            reordered: counters.reordered,
             held,
             queue_full,
-            refused: counters.refused,
+            forwarder: counters,
             overrun: dropped(&self.drops).saturating_sub(self.dropped_before),
         })
     }
@@ -357,10 +343,10 @@ impl<Queue: Inject> Timed<Queue> {
             sent,
         } = self;
         let queues = injectors.len();
-        while diverted.take(|packet| {
-            let queue = packet.queue as usize % queues;
-            line.enter(packet.arrival_ns, packet.bytes.len(), || {
-                Some((queue, injectors[queue].store(packet.bytes)?))
+        while diverted.take(|arrival_ns, queue, bytes| {
+            let queue = queue as usize % queues;
+            line.enter(arrival_ns, bytes.len(), || {
+                Some((queue, injectors[queue].store(bytes)?))
             });
         }) {}
         let now_ns = monotonic_ns();

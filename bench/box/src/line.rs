@@ -8,18 +8,13 @@ use lm_measure::rate::BitRate;
 /// Packets on their way, in the order in which they came.
 #[derive(Debug)]
 pub(super) struct Line<P> {
-    waiting: VecDeque<Waiting<P>>,
+    /// When each is due, in nanoseconds.
+    waiting: VecDeque<(u64, P)>,
     capacity: usize,
     delay_ns: u64,
     bucket: Option<Bucket>,
     /// Packets that found the line full.
     pub(super) full: u64,
-}
-
-#[derive(Debug)]
-struct Waiting<P> {
-    due_ns: u64,
-    packet: P,
 }
 
 /// A token bucket, kept as the time at which it would be full again (the *generic cell rate algorithm*).
@@ -33,13 +28,10 @@ struct Bucket {
 
 impl Bucket {
     /// When a packet of this length, there at `arrival_ns`, may leave.
-    fn departure_ns(&self, arrival_ns: u64, packet_len: usize) -> (u64, u64) {
+    fn departure_ns(&mut self, arrival_ns: u64, packet_len: usize) -> u64 {
         let cost_ns = packet_len as u64 * 8 * 1_000_000_000 / self.bits_per_s;
-        let full_at_ns = self.full_at_ns.max(arrival_ns) + cost_ns;
-        (
-            arrival_ns.max(full_at_ns.saturating_sub(self.depth_ns)),
-            full_at_ns,
-        )
+        self.full_at_ns = self.full_at_ns.max(arrival_ns) + cost_ns;
+        arrival_ns.max(self.full_at_ns.saturating_sub(self.depth_ns))
     }
 }
 
@@ -61,35 +53,22 @@ impl<P> Line<P> {
 
     /// Puts a packet on the line, if there is room and `store` takes it.
     pub(super) fn enter(&mut self, arrival_ns: u64, packet_len: usize, store: impl FnOnce() -> Option<P>) {
-        let packet = if self.waiting.len() < self.capacity {
-            store()
-        } else {
-            None
-        };
-        let Some(packet) = packet else {
+        let has_room = self.waiting.len() < self.capacity;
+        let Some(packet) = has_room.then(store).flatten() else {
             self.full += 1;
             return;
         };
-        let departure_ns = match &mut self.bucket {
-            Some(bucket) => {
-                let (departure_ns, full_at_ns) = bucket.departure_ns(arrival_ns, packet_len);
-                bucket.full_at_ns = full_at_ns;
-                departure_ns
-            }
-            None => arrival_ns,
-        };
-        self.waiting.push_back(Waiting {
-            due_ns: departure_ns + self.delay_ns,
-            packet,
-        });
+        let bucket = self.bucket.as_mut();
+        let departure_ns = bucket.map_or(arrival_ns, |bucket| bucket.departure_ns(arrival_ns, packet_len));
+        self.waiting.push_back((departure_ns + self.delay_ns, packet));
     }
 
     /// The oldest packet, when its time has come.
     pub(super) fn due(&self, now_ns: u64) -> Option<&P> {
-        self.waiting
-            .front()
-            .filter(|waiting| waiting.due_ns <= now_ns)
-            .map(|waiting| &waiting.packet)
+        let oldest = self.waiting.front();
+        oldest
+            .filter(|(due_ns, _)| *due_ns <= now_ns)
+            .map(|(_, packet)| packet)
     }
 
     /// Takes the oldest packet off the line.
@@ -99,7 +78,7 @@ impl<P> Line<P> {
 
     /// When the oldest packet is due.
     pub(super) fn next_ns(&self) -> Option<u64> {
-        self.waiting.front().map(|waiting| waiting.due_ns)
+        self.waiting.front().map(|(due_ns, _)| *due_ns)
     }
 
     /// Packets on the line.

@@ -116,13 +116,20 @@ impl Bare {
         let needs_program = !(is_near && is_stream) || by_card;
         let redirect = || Redirect::to(&socket, queue, port, &card, spec.mode);
         let redirect = needs_program.then(redirect).transpose()?;
+        let mut poller = None;
+        if polls && !is_near {
+            // The port above that of the packets takes the datagram that teaches a UDP socket its queue.
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port.saturating_add(1)))?;
+            socket.set_nonblocking(true)?;
+            poller = Some(socket);
+        }
         let mut bare = Bare {
             outgoing: Outgoing::new(
                 &socket,
                 payload as usize,
                 [in_flight, credit].map(|most| most as u32),
             ),
-            waiting: Waiting::open(port, polls && !is_near)?,
+            waiting: Waiting { kept: None, poller },
             socket,
             mode,
             pace,
@@ -234,19 +241,6 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Where it polls, the port above that of the packets takes the datagram that teaches a UDP socket its queue.
-    fn open(port: u16, polls: bool) -> io::Result<Waiting> {
-        let udp = || {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port.saturating_add(1)))?;
-            socket.set_nonblocking(true)?;
-            io::Result::Ok(socket)
-        };
-        Ok(Waiting {
-            kept: None,
-            poller: polls.then(udp).transpose()?,
-        })
-    }
-
     fn step(&mut self) -> io::Result<()> {
         let Some(socket) = &self.poller else {
             std::hint::spin_loop();

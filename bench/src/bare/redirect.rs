@@ -1,7 +1,5 @@
 //! The XDP program of the bare AF_XDP programs (`src/redirect.c`), with its socket map.
 
-use std::error::Error;
-use std::io;
 use std::os::fd::RawFd;
 
 use aya::maps::{MapData, XskMap};
@@ -10,7 +8,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use lm_cards::Interface;
 
 use super::socket::{Socket, patiently};
-use crate::cli::Mode;
+use crate::cli::{Failure, Mode};
 use crate::suite::await_link;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../redirect.o");
@@ -32,14 +30,14 @@ impl Redirect {
         port: u16,
         card: &Interface,
         mode: Mode,
-    ) -> io::Result<Redirect> {
+    ) -> Result<Redirect, Failure> {
         let mode = match mode {
             Mode::Generic => XdpMode::Skb,
             _ => XdpMode::Driver,
         };
         let attach = || Redirect::attach(card.index, mode, port, (queue, socket.raw_fd()));
-        let attached = patiently(|| attach().map_err(system_error))?;
-        await_link(&card.name).map_err(|failure| io::Error::other(failure.text))?;
+        let attached = patiently(attach)?;
+        await_link(&card.name)?;
         Ok(attached)
     }
 
@@ -66,19 +64,4 @@ impl Redirect {
             _ebpf: ebpf,
         })
     }
-}
-
-/// The system's error within, so that an interface that is busy is asked again.
-fn system_error(error: EbpfError) -> io::Error {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
-    while let Some(within) = cause {
-        let code = within
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::raw_os_error);
-        if let Some(code) = code {
-            return io::Error::from_raw_os_error(code);
-        }
-        cause = within.source();
-    }
-    io::Error::other(error)
 }

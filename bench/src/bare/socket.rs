@@ -2,6 +2,7 @@
 //! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
 //! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
+use std::error::Error;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -60,19 +61,12 @@ impl<T: Copy> Ring<T> {
         let base = memory.base();
         // SAFETY: the kernel's offsets lie inside the mapping, whose length was computed from them; mappings are
         // page-aligned and the kernel aligns indices to 4 and entries to 8 bytes.
-        let (producer, consumer, flags, entries) = unsafe {
-            (
-                base.add(offsets.producer as usize),
-                base.add(offsets.consumer as usize),
-                base.add(offsets.flags.unwrap_or_default() as usize),
-                base.add(offsets.desc as usize),
-            )
-        };
+        let at = |offset: u64| unsafe { base.add(offset as usize) };
         Ok(Ring {
-            producer: producer.cast(),
-            consumer: consumer.cast(),
-            flags: flags.cast(),
-            entries: entries.cast(),
+            producer: at(offsets.producer).cast(),
+            consumer: at(offsets.consumer).cast(),
+            flags: at(offsets.flags.unwrap_or_default()).cast(),
+            entries: at(offsets.desc).cast(),
             memory,
             own: 0,
             seen: 0,
@@ -221,7 +215,7 @@ impl Socket {
             false => SocketAddrXdpFlags::XDP_COPY,
         };
         let address = SocketAddrXdp::new(flags | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, ifindex, queue);
-        patiently(|| Ok(rustix::net::bind(&socket.fd, &address)?))?;
+        patiently(|| rustix::net::bind(&socket.fd, &address).map_err(io::Error::from))?;
         Ok(socket)
     }
 
@@ -321,11 +315,11 @@ pub(super) fn is_last(descriptor: &libc::xdp_desc) -> bool {
 
 /// Repeats what fails with EBUSY for up to ten seconds: sockets and links of a program that has just ended are freed late, and on a busy machine
 /// by more than a second.
-pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn patiently<T, E: Error + 'static>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         match attempt() {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             result => return result,
@@ -333,19 +327,25 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Re
     }
 }
 
+/// Whether the system's error within says so.
+fn is_busy(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| {
+        let system = cause.downcast_ref::<io::Error>();
+        system.is_some_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+    })
+}
+
 /// Makes non-blocking reads of a socket poll the device queue that its last packet came from, `budget` packets a call.
 pub(super) fn prefer_busy_poll(socket: &impl AsRawFd, budget: u32) -> io::Result<()> {
-    const SO_PREFER_BUSY_POLL: i32 = 69;
-    const SO_BUSY_POLL_BUDGET: i32 = 70;
     let (microseconds, prefer) = (20_i32, 1_i32);
-    set_option(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer)?;
+    set_option(socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, prefer)?;
     set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, microseconds)?;
-    set_option(socket, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, budget as i32)
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, budget as i32)
 }
 
 /// The NAPI id that the kernel has noted for a socket; 0 when none.
 pub(super) fn napi_id(socket: &impl AsRawFd) -> io::Result<u32> {
-    const SO_INCOMING_NAPI_ID: i32 = 56;
     let (mut id, mut len) = (0_u32, size_of::<u32>() as u32);
     let to = ptr::from_mut(&mut id).cast();
     // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
@@ -353,7 +353,7 @@ pub(super) fn napi_id(socket: &impl AsRawFd) -> io::Result<u32> {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_INCOMING_NAPI_ID,
+            libc::SO_INCOMING_NAPI_ID,
             to,
             &mut len,
         )

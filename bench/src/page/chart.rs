@@ -4,7 +4,7 @@ use lm_measure::size::exact;
 use maud::{Markup, html};
 
 use crate::size::ByteSize;
-use crate::suite::schema::{Report, What};
+use crate::suite::schema::{Measured, Report, What};
 
 /// Units of the drawing; the page scales it. To the right is room for names at the lines' ends.
 const PLACE: [f64; 4] = [50.0, 420.0, 10.0, 260.0];
@@ -14,37 +14,29 @@ const NAME_HEIGHT: f64 = 13.5;
 /// A message length, a figure, and what a pointer that rests on it is told.
 type Point = (f64, f64, String);
 
-/// A figure of each system against the message length.
-pub(super) struct Chart {
-    title: &'static str,
-    /// By name.
-    lines: Vec<(String, Vec<Point>)>,
-}
-
 /// Where values are drawn between the least and the most.
 struct Scale {
     low: f64,
     high: f64,
-    from: f64,
-    to: f64,
+    place: [f64; 2],
 }
 
 impl Scale {
-    fn of(values: impl Iterator<Item = f64>, [from, to]: [f64; 2]) -> Scale {
+    fn of(values: impl Iterator<Item = f64>, place: [f64; 2]) -> Scale {
         let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| {
             (low.min(value), high.max(value))
         });
         Scale {
             low: low / 1.2,
             high: high * 1.2,
-            from,
-            to,
+            place,
         }
     }
 
     fn at(&self, value: f64) -> f64 {
         let part = (value / self.low).ln() / (self.high / self.low).ln();
-        let place = self.from + part * (self.to - self.from);
+        let [from, to] = self.place;
+        let place = from + part * (to - from);
         (place * 10.0).round() / 10.0
     }
 
@@ -56,67 +48,53 @@ impl Scale {
     }
 }
 
-impl Chart {
-    /// Of medians over the rounds, in multiples of a unit.
-    pub(super) fn of(report: &Report, what: What, metric: &str, unit: f64, title: &'static str) -> Chart {
-        let line = |id: &String| {
-            let rows = report
-                .rows
-                .iter()
-                .filter(|row| row.what == what && row.system == *id);
-            let points = rows.filter_map(|row| {
-                let figure = row.summary(metric)?.median / unit;
-                let says = format!("{id}: {} at {}", number(figure), exact(row.size));
-                (figure > 0.0).then_some((row.size as f64, figure, says))
-            });
-            (id.clone(), points.collect())
-        };
-        Chart {
-            title,
-            lines: report.systems.iter().map(|system| line(&system.id)).collect(),
-        }
+/// A figure of each system against the message length: medians over the rounds, in multiples of a unit. Nothing where there is no line.
+pub(super) fn chart(report: &Report, what: What, metric: &str, unit: f64, title: &str) -> Markup {
+    let line = |system: &Measured| {
+        let id = &system.id;
+        let rows = (report.rows.iter()).filter(|row| row.what == what && row.system == *id);
+        let points = rows.filter_map(|row| {
+            let figure = row.summary(metric)?.median / unit;
+            let says = format!("{id}: {} at {}", number(figure), exact(row.size));
+            (figure > 0.0).then_some((row.size as f64, figure, says))
+        });
+        (id.clone(), points.collect::<Vec<Point>>())
+    };
+    let lines: Vec<_> = (report.systems.iter().map(line))
+        .filter(|(_, points)| !points.is_empty())
+        .collect();
+    if lines.is_empty() {
+        return html! {};
     }
-
-    /// The drawing; nothing where there is no line.
-    pub(super) fn draw(&self) -> Markup {
-        let lines: Vec<_> = self
-            .lines
-            .iter()
-            .filter(|(_, points)| !points.is_empty())
-            .collect();
-        if lines.is_empty() {
-            return html! {};
-        }
-        let points = || lines.iter().flat_map(|(_, points)| points);
-        let [left, right, top, bottom] = PLACE;
-        let x = Scale::of(points().map(|point| point.0), [left, right]);
-        let y = Scale::of(points().map(|point| point.1), [bottom, top]);
-        let ends: Vec<f64> = lines
-            .iter()
-            .map(|(_, points)| y.at(points[points.len() - 1].1))
-            .collect();
-        let names = spread_names(&ends, top);
-        let sizes = (0..40).step_by(2).map(|power| 2_f64.powi(power));
-        let height = bottom + 45.0 + NAME_HEIGHT * lines.len() as f64;
-        html! {
-            h3 { (self.title) }
-            svg viewBox=(format!("0 0 640 {height:.0}")) role="img" aria-label=(self.title) {
-                @for tick in y.ticks() {
-                    line.grid x1=(left) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                    text x=(left - 6.0) y=(y.at(tick) + 4.0) text-anchor="end" { (number(tick)) }
-                }
-                @for size in sizes.filter(|size| (x.low..=x.high).contains(size)) {
-                    text x=(x.at(size)) y=(bottom + 17.0) text-anchor="middle" { (ByteSize::new(size as
-                        u64).to_string()) }
-                }
-                @for ((name, points), place) in lines.iter().zip(&names) {
-                    g class=(family(name)) {
-                        path d=(path(points, &x, &y)) {}
-                        @for (size, figure, says) in points {
-                            circle cx=(x.at(*size)) cy=(y.at(*figure)) r="2.5" { title { (says) } }
-                        }
-                        text x=(right + 8.0) y=(place + 4.0) { (name) }
+    let points = || lines.iter().flat_map(|(_, points)| points);
+    let [left, right, top, bottom] = PLACE;
+    let x = Scale::of(points().map(|point| point.0), [left, right]);
+    let y = Scale::of(points().map(|point| point.1), [bottom, top]);
+    let ends: Vec<f64> = lines
+        .iter()
+        .map(|(_, points)| y.at(points[points.len() - 1].1))
+        .collect();
+    let names = spread_names(&ends, top);
+    let sizes = (0..40).step_by(2).map(|power| 2_f64.powi(power));
+    let height = bottom + 45.0 + NAME_HEIGHT * lines.len() as f64;
+    html! {
+        h3 { (title) }
+        svg viewBox=(format!("0 0 640 {height:.0}")) role="img" aria-label=(title) {
+            @for tick in y.ticks() {
+                line.grid x1=(left) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
+                text x=(left - 6.0) y=(y.at(tick) + 4.0) text-anchor="end" { (number(tick)) }
+            }
+            @for size in sizes.filter(|size| (x.low..=x.high).contains(size)) {
+                text x=(x.at(size)) y=(bottom + 17.0) text-anchor="middle" { (ByteSize::new(size as
+                    u64).to_string()) }
+            }
+            @for ((name, points), place) in lines.iter().zip(&names) {
+                g class=(family(name)) {
+                    path d=(path(points, &x, &y)) {}
+                    @for (size, figure, says) in points {
+                        circle cx=(x.at(*size)) cy=(y.at(*figure)) r="2.5" { title { (says) } }
                     }
+                    text x=(right + 8.0) y=(place + 4.0) { (name) }
                 }
             }
         }

@@ -9,7 +9,7 @@ use clap::Args;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
-use self::chart::Chart;
+use self::chart::chart;
 use crate::cli::Failure;
 use crate::suite::schema::{Report, SCHEMA, What};
 use crate::suite::{Partial, text};
@@ -82,8 +82,8 @@ fn section(report: &Report) -> Markup {
     html! {
         section {
             h2 { (report.started) }
-            (Chart::of(report, What::Stream, "bits_per_s", 1e9, "received payload, Gbit/s").draw())
-            (Chart::of(report, What::RoundTrips, "p50", 1e3, "round trip, p50, µs").draw())
+            (chart(report, What::Stream, "bits_per_s", 1e9, "received payload, Gbit/s"))
+            (chart(report, What::RoundTrips, "p50", 1e3, "round trip, p50, µs"))
             pre { (text(report)) }
             table {
                 @for system in &report.systems { tr {

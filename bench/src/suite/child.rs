@@ -176,10 +176,9 @@ fn is_bound(process: u32, address: SocketAddrV4) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
         text.lines().skip(1).any(|line| {
             let mut fields = line.split_whitespace().skip(1);
-            let (local, state) = (fields.next(), fields.nth(1));
-            let port = local.and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok());
+            let (local, state) = (fields.next().unwrap_or_default(), fields.nth(1));
             // Listening (TCP), or not connected (UDP): what is left of an earlier connection is in other states.
-            port == Some(address.port()) && matches!(state, Some("0A" | "07"))
+            local.ends_with(&format!(":{:04X}", address.port())) && matches!(state, Some("0A" | "07"))
         })
     })
 }

@@ -153,17 +153,12 @@ impl Partial {
     /// # Errors
     /// A line that names the file.
     pub(crate) fn create(path: &Path) -> Result<Partial, Failure> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".part");
-        let partial = PathBuf::from(partial);
-        match files::open(&partial, true) {
-            Ok(file) => Ok(Partial {
-                path: path.to_owned(),
-                partial,
-                file,
-            }),
-            Err(error) => Err(not_in_folder(path, &error)),
-        }
+        let partial = path.with_added_extension("part");
+        Ok(Partial {
+            file: files::open(&partial, true).map_err(|error| not_in_folder(path, &error))?,
+            path: path.to_owned(),
+            partial,
+        })
     }
 
     /// Writes the file.

@@ -216,14 +216,14 @@ pub(super) struct Far {
 impl Far {
     /// Connects to `lm-bench serve`.
     pub(super) fn connect(to: SocketAddrV4) -> Result<Far, Failure> {
-        let connect = || -> io::Result<(BufReader<TcpStream>, Option<Result<Hello, String>>)> {
+        let connect = || -> io::Result<_> {
             let patience = Duration::from_secs(5);
             let connection = TcpStream::connect_timeout(&to.into(), patience)?;
             connection.set_nodelay(true)?;
             connection.set_read_timeout(Some(patience))?;
             write_line(&connection, &Request::Hello)?;
             let mut connection = BufReader::new(connection);
-            let hello = read_line(&mut connection)?;
+            let hello: Option<Result<Hello, String>> = read_line(&mut connection)?;
             connection.get_ref().set_read_timeout(Some(SILENCE))?;
             Ok((connection, hello))
         };

@@ -31,11 +31,15 @@ pub(crate) enum How {
 }
 
 /// A system by its name: `lm --integrity none`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Parser, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[command(name = "a system", no_binary_name = true, disable_help_flag = true)]
 pub(crate) struct System {
+    #[arg(skip)]
     pub(crate) name: String,
+    #[arg(value_enum, value_name = "SYSTEM")]
     pub(crate) how: How,
+    #[command(flatten)]
     pub(crate) options: Options,
 }
 
@@ -110,25 +114,16 @@ fn law() -> impl TypedValueParser<Value = Law> {
     })
 }
 
-#[derive(Parser)]
-#[command(name = "a system", no_binary_name = true, disable_help_flag = true)]
-struct Words {
-    #[arg(value_enum)]
-    system: How,
-    #[command(flatten)]
-    options: Options,
-}
-
 impl System {
     /// Reads a name with its options.
     pub(crate) fn parse(text: &str) -> Result<System, String> {
-        let words = Words::try_parse_from(text.split_whitespace());
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let system = System::try_parse_from(&words);
         // What is said of usage is said of another command line.
-        let words = words.map_err(|error| usage_fault(&error.to_string()))?;
+        let system = system.map_err(|error| usage_fault(&error.to_string()))?;
         Ok(System {
-            name: text.split_whitespace().collect::<Vec<_>>().join(" "),
-            how: words.system,
-            options: words.options,
+            name: words.join(" "),
+            ..system
         })
     }
 

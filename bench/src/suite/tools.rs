@@ -62,28 +62,19 @@ fn stream(at: u32, text: &str) -> Option<Round> {
     let report: Value = serde_json::from_str(text).ok()?;
     let end = &report["end"];
     // TCP: what the receiver took. UDP: `sum` is the sender's, with what the receiver missed.
-    let (seconds, bytes, messages, lost) = if end["sum_received"].is_object() && end["sum"].is_null() {
-        let sum = &end["sum_received"];
-        (sum["seconds"].as_f64()?, sum["bytes"].as_f64()?, 0, 0)
-    } else {
-        let sum = &end["sum"];
-        let (packets, lost) = (sum["packets"].as_u64()?, sum["lost_packets"].as_u64()?);
-        let part = 1.0 - sum["lost_percent"].as_f64()? / 100.0;
-        let came = packets.saturating_sub(lost);
-        (
-            sum["seconds"].as_f64()?,
-            sum["bytes"].as_f64()? * part,
-            came,
-            lost,
-        )
-    };
+    let is_tcp = end["sum"].is_null();
+    let sum = &end[if is_tcp { "sum_received" } else { "sum" }];
+    let of_packets = |name: &str| if is_tcp { Some(0.0) } else { sum[name].as_f64() };
+    let (packets, lost) = (of_packets("packets")?, of_packets("lost_packets")?);
+    let part = 1.0 - of_packets("lost_percent")? / 100.0;
+    let (seconds, bytes) = (sum["seconds"].as_f64()?, sum["bytes"].as_f64()?);
     let cpu = |name: &str| end["cpu_utilization_percent"][name].as_f64().unwrap_or(0.0) / 100.0 * seconds;
     let (send, receive) = (cpu("host_total"), cpu("remote_total"));
     Some(Round {
         at,
-        messages,
-        lost_messages: lost,
-        bytes: bytes as u64,
+        messages: (packets - lost) as u64,
+        lost_messages: lost as u64,
+        bytes: (bytes * part) as u64,
         seconds,
         cpu_seconds_send: send,
         cpu_seconds_receive: receive,

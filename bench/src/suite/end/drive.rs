@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lm_box::split_mix;
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
-use super::watch::Progress;
+use super::watch::watch;
 use super::{Arrival, End, How, SILENCE, Spec, cut_number};
 use crate::cli::{Failure, IntegrityOption};
 use crate::histogram::LatencyHistogram;
@@ -99,7 +101,7 @@ pub(super) fn ask(end: &mut dyn End, spec: &Spec, count: u64, seconds: f64) -> R
     let mut answered = None;
     let mut lost = 0;
     let gives_up = spec.system.gives_up();
-    let progress = Progress::watch("an answer is missing".to_owned(), spec.size);
+    let progress = watch("an answer is missing".to_owned(), spec.size);
     for number in 0..count + warm_up {
         if number == warm_up {
             meter.begin(end.work());
@@ -128,7 +130,7 @@ pub(super) fn ask(end: &mut dyn End, spec: &Spec, count: u64, seconds: f64) -> R
             }
         };
         let elapsed = from.elapsed();
-        progress.set(number + 1);
+        progress.store(number + 1, Ordering::Relaxed);
         if !is_answered && !gives_up {
             return Err(Failure::new("the answering end has gone"));
         }
@@ -365,7 +367,7 @@ pub(super) fn receive(
     let mut meter = Meter::default();
     let expected = spec.senders as usize;
     let mut senders: Vec<Sent> = Vec::new();
-    let mut progress = watch(spec, 0);
+    let mut progress = watch_senders(spec, 0);
     let mut arrivals = 0;
     let mut look = Look::new(spec.size as usize);
     let mut started: Option<Instant> = None;
@@ -379,12 +381,12 @@ pub(super) fn receive(
                 )));
             }
             senders.push(Sent::default());
-            progress = watch(spec, senders.len());
+            progress = watch_senders(spec, senders.len());
         }
         senders[arrival.from].count(&arrival);
         arrivals += 1;
         if let Some(progress) = &progress {
-            progress.set(arrivals);
+            progress.store(arrivals, Ordering::Relaxed);
         }
         if senders.len() < expected || (started.is_some() && !look.is_due()) {
             continue;
@@ -421,9 +423,9 @@ pub(super) fn drain(end: &mut dyn End) -> Result<(), Failure> {
 }
 
 /// Ends the process when nothing arrives any more. TCP itself tells of an end, and repeats what is lost after seconds at times.
-fn watch(spec: &Spec, came: usize) -> Option<Progress> {
+fn watch_senders(spec: &Spec, came: usize) -> Option<Arc<AtomicU64>> {
     let what_is_wrong = stopped(came, spec.senders as usize);
-    (spec.system.how != How::Tcp).then(|| Progress::watch(what_is_wrong, spec.size))
+    (spec.system.how != How::Tcp).then(|| watch(what_is_wrong, spec.size))
 }
 
 /// Why a measurement ends without a result.

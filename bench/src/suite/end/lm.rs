@@ -17,33 +17,6 @@ use crate::suite::systems::Work as Bytes;
 /// under way should stay in the processor's cache.
 const TOGETHER: u64 = 1 << 20;
 
-/// Messages that a stream of this length has under way.
-pub(super) fn in_flight(message_len: u64) -> u32 {
-    (TOGETHER / message_len.max(1)).clamp(4, 256) as u32
-}
-
-/// Opens an endpoint for `messages` of `len` bytes at a time; its card has its link again.
-pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> Result<Endpoint, Failure> {
-    let system = &spec.system.options;
-    let options = EndpointArgs {
-        interface: Some(args.interface.clone()),
-        mode: spec.mode,
-        idle: system.idle,
-        mtu: None,
-        depth: system.depth,
-        checksum: system.checksum,
-        exclusive: false,
-        admission: lm_dataplane::Admission::Auto,
-    };
-    let (towards, port) = match args.side {
-        Side::Near => (Some(*spec.address.ip()), 0),
-        Side::Far => (None, DEFAULT_PORT),
-    };
-    let endpoint = options.open(towards, port, len, messages, system.integrity)?;
-    await_link(&args.interface)?;
-    Ok(endpoint)
-}
-
 /// Loans memory for a message and writes its number; `None` when there is no room now.
 pub(super) fn try_loan(
     endpoint: &mut Endpoint,
@@ -65,9 +38,9 @@ pub(super) fn try_loan(
 
 /// One endpoint and its peer.
 pub(super) struct Lm {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     /// The far end learns it from the first message.
-    peer: Option<PeerId>,
+    pub(super) peer: Option<PeerId>,
     options: ConnectOptions,
     work: Bytes,
     integrity: IntegrityOption,
@@ -78,15 +51,33 @@ pub(super) struct Lm {
 impl Lm {
     pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Lm, Failure> {
         let in_flight = match spec.task {
-            Task::Stream { .. } => in_flight(spec.size),
-            _ => 2,
+            Task::RoundTrips { .. } => 2,
+            _ => (TOGETHER / spec.size.max(1)).clamp(4, 256) as u32,
         };
-        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight * spec.senders)?;
+        let system = &spec.system.options;
+        let endpoint = EndpointArgs {
+            interface: Some(args.interface.clone()),
+            mode: spec.mode,
+            idle: system.idle,
+            mtu: None,
+            depth: system.depth,
+            checksum: system.checksum,
+            exclusive: false,
+            admission: lm_dataplane::Admission::Auto,
+        };
+        let (towards, port) = match args.side {
+            Side::Near => (Some(*spec.address.ip()), 0),
+            Side::Far => (None, DEFAULT_PORT),
+        };
+        let messages = 2 * in_flight * spec.senders;
+        let mut endpoint = endpoint.open(towards, port, spec.size, messages, system.integrity)?;
+        // Its card has its link again.
+        await_link(&args.interface)?;
         let options = ConnectOptions {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
-            delivery: spec.system.options.delivery.into(),
-            window: spec.system.options.window,
+            delivery: system.delivery.into(),
+            window: system.window,
             ..ConnectOptions::default()
         };
         let peer = match args.side {
@@ -100,14 +91,12 @@ impl Lm {
             endpoint,
             peer,
             options,
-            work: spec.system.options.work,
-            integrity: spec.system.options.integrity,
+            work: system.work,
+            integrity: system.integrity,
             peers: Vec::new(),
         })
     }
-}
 
-impl Lm {
     /// Asks for something that takes memory until there is some, and for a session where the far end has none back yet.
     fn taking<T>(
         &mut self,

@@ -71,10 +71,11 @@ fn machine_busy_s() -> Option<f64> {
 }
 
 fn busy_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let mut next = || fields.next()?.parse::<u64>().ok();
-    let (user, _nice, system, _idle, _iowait, irq, softirq) =
-        (next()?, next()?, next()?, next()?, next()?, next()?, next()?);
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+    let fields: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
+    let [user, _nice, system, _idle, _iowait, irq, softirq, ..] = fields[..] else {
+        return None;
+    };
     Some(user + system + irq + softirq)
 }
 

@@ -155,12 +155,15 @@ const HEADERS_LEN: u64 = 84;
 /// So many blocks of the shortest kind that takes the message.
 fn blocks(len: u64, count: u32) -> Blocks {
     let mut blocks = Blocks::default();
-    match LENGTHS_MAX.partition_point(|most| *most < len) {
-        0 => blocks.of_1 = count,
-        1 => blocks.of_4 = count,
-        2 => blocks.of_8 = count,
-        _ => blocks.of_16 = count,
-    }
+    let kind = LENGTHS_MAX.partition_point(|most| *most < len).min(3);
+    let Blocks {
+        of_1,
+        of_4,
+        of_8,
+        of_16,
+        ..
+    } = &mut blocks;
+    *[of_1, of_4, of_8, of_16][kind] = count;
     blocks
 }
 

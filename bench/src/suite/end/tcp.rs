@@ -6,6 +6,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
 use std::time::Instant;
 
 use rustix::net::sockopt;
@@ -23,17 +24,11 @@ pub(super) struct Tcp {
     spin: bool,
     /// What waits to be written.
     outgoing: Vec<u8>,
-    /// What was read: a ring of no kind, `from..to` of it is new.
+    /// What was read: a ring of no kind, `rest` of it is new.
     incoming: Vec<u8>,
-    from: usize,
-    to: usize,
+    rest: Range<usize>,
     /// Of the message that is coming: bytes so far, and its number's.
-    message: Partial,
-}
-
-#[derive(Default)]
-struct Partial {
-    bytes: usize,
+    came: usize,
     start: [u8; NUMBER_LEN],
 }
 
@@ -54,10 +49,9 @@ impl Tcp {
         }
         connection.set_nonblocking(spin)?;
         let message_len = spec.size as usize;
-        let gathered = if round_trips {
-            message_len
-        } else {
-            message_len.max(GATHERED)
+        let gathered = match round_trips {
+            true => message_len,
+            false => message_len.max(GATHERED),
         };
         Ok(Tcp {
             connection,
@@ -65,9 +59,9 @@ impl Tcp {
             spin,
             outgoing: Vec::with_capacity(gathered),
             incoming: vec![0; message_len.clamp(GATHERED, 1 << 20)],
-            from: 0,
-            to: 0,
-            message: Partial::default(),
+            rest: 0..0,
+            came: 0,
+            start: [0; NUMBER_LEN],
         })
     }
 }
@@ -106,19 +100,17 @@ impl End for Tcp {
         let mut patience = Patience::until(until);
         let mut bytes = 0;
         loop {
-            let left = self.message_len - self.message.bytes;
-            let taken = left.min(self.to - self.from);
-            if self.message.bytes < NUMBER_LEN {
-                let count = taken.min(NUMBER_LEN - self.message.bytes);
-                self.message.start[self.message.bytes..][..count]
-                    .copy_from_slice(&self.incoming[self.from..][..count]);
+            let taken = self.rest.len().min(self.message_len - self.came);
+            let new = &self.incoming[self.rest.start..][..taken];
+            for (to, from) in self.start.iter_mut().skip(self.came).zip(new) {
+                *to = *from;
             }
-            self.from += taken;
-            self.message.bytes += taken;
+            self.rest.start += taken;
+            self.came += taken;
             bytes += taken;
-            if self.message.bytes == self.message_len {
-                let number = read_number(&self.message.start[..self.message_len.min(NUMBER_LEN)]);
-                self.message.bytes = 0;
+            if self.came == self.message_len {
+                let number = read_number(&self.start[..self.message_len.min(NUMBER_LEN)]);
+                self.came = 0;
                 return Ok(Some(Arrival {
                     from: 0,
                     number,
@@ -126,13 +118,12 @@ impl End for Tcp {
                     whole: true,
                 }));
             }
-            (self.from, self.to) = (0, 0);
             if !self.spin && !has_come(&self.connection, until)? {
                 return Ok(None);
             }
             match self.connection.read(&mut self.incoming) {
                 Ok(0) => return Ok(None),
-                Ok(len) => self.to = len,
+                Ok(len) => self.rest = 0..len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if patience.is_over() {
                         return Ok(None);

@@ -9,15 +9,14 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendError, SendRegion};
+use lm_dataplane::{RecvError, SendError, SendRegion};
 
 use super::drive::Outcome;
-use super::lm::{endpoint, in_flight, try_loan};
+use super::lm::{Lm, try_loan};
 use super::socket::Socket;
 use super::{EndArgs, How, Side, Spec, read_number, write_number};
 use crate::cli::Failure;
 use crate::histogram::LatencyHistogram;
-use crate::lm::connect;
 use crate::suite::systems::MAX_DATAGRAM;
 
 /// Length of the messages that go to and fro.
@@ -78,11 +77,14 @@ fn ask(both: &mut dyn Both, len: usize, count: u64, seconds: f64) -> Result<Outc
     while (histogram.count() < count || long < LONG_LEAST) && Instant::now() < until {
         // Nobody repeats what was lost, perhaps, but who asked.
         let is_due = since.is_none() || asked.elapsed() > AGAIN;
+        let now = Instant::now();
+        // One message in each turn: what comes is looked for in between.
         if is_due && both.try_send(SHORT, number)? {
-            asked = Instant::now();
-            since.get_or_insert(asked);
+            asked = now;
+            since.get_or_insert(now);
+        } else {
+            long += u64::from(both.try_send(len, long)?);
         }
-        long += u64::from(both.try_send(len, long)?);
         while let Some((_, answered)) = both.next()? {
             // A repeated question may have two answers.
             let Some(since) = since.take_if(|_| answered == number) else {
@@ -131,39 +133,29 @@ fn answer(both: &mut dyn Both) -> Result<Outcome, Failure> {
 
 /// An endpoint, and a socket on it for the round trips, if they are real-time.
 struct OfLm {
-    endpoint: Endpoint,
+    lm: Lm,
     socket: Option<Socket>,
-    /// The far end learns it from what comes.
-    peer: Option<PeerId>,
     /// What the endpoint would not take yet.
     waiting: Option<(SendRegion, u64)>,
+    is_far: bool,
     sleeps: bool,
 }
 
 impl OfLm {
     fn open(args: &EndArgs, spec: &Spec) -> Result<OfLm, Failure> {
-        let options = ConnectOptions {
-            max_message_len: spec.size,
-            messages_in_flight: in_flight(spec.size),
-            ..ConnectOptions::default()
-        };
-        let mut endpoint = endpoint(args, spec, spec.size, 2 * options.messages_in_flight)?;
-        let mut socket = match spec.system.how {
-            How::RealTime => Some(Socket::open(&mut endpoint, args, spec, SHORT as u64)?),
-            _ => None,
-        };
-        let mut peer = None;
-        if args.side == Side::Near {
-            peer = Some(connect(&mut endpoint, spec.address, &options)?);
-            if let Some(socket) = &mut socket {
-                socket.connect(&mut endpoint, spec.address)?;
+        let mut lm = Lm::open(args, spec, || ())?;
+        let mut socket = None;
+        if spec.system.how == How::RealTime {
+            let socket = socket.insert(Socket::open(&mut lm.endpoint, args, spec, SHORT as u64)?);
+            if args.side == Side::Near {
+                socket.connect(&mut lm.endpoint, spec.address)?;
             }
         }
         Ok(OfLm {
-            endpoint,
+            lm,
             socket,
-            peer,
             waiting: None,
+            is_far: args.side == Side::Far,
             sleeps: spec.system.sleeps(),
         })
     }
@@ -172,7 +164,7 @@ impl OfLm {
         let Some((region, number)) = self.waiting.take() else {
             return Ok(());
         };
-        match self.endpoint.try_send(region, number) {
+        match self.lm.endpoint.try_send(region, number) {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.reason, SendError::WouldBlock) => {
                 self.waiting = Some((error.region, number));
@@ -189,10 +181,14 @@ impl Both for OfLm {
             return socket.try_send(len, number);
         }
         self.hand_over()?;
-        let Some(peer) = self.peer.filter(|_| self.waiting.is_none()) else {
+        let Some(peer) = self.lm.peer.filter(|_| self.waiting.is_none()) else {
             return Ok(false);
         };
-        let region = try_loan(&mut self.endpoint, peer, len, number)?;
+        if self.is_far {
+            self.lm.endpoint.send_copy(peer, &[0x5a; SHORT], number)?;
+            return Ok(true);
+        }
+        let region = try_loan(&mut self.lm.endpoint, peer, len, number)?;
         self.waiting = region.map(|region| (region, number));
         let taken = self.waiting.is_some();
         self.hand_over()?;
@@ -201,40 +197,47 @@ impl Both for OfLm {
 
     fn next(&mut self) -> Result<Option<(usize, u64)>, Failure> {
         self.hand_over()?;
-        let worked = self.endpoint.poll() > 0;
-        while self.endpoint.try_completion().is_some() {}
-        if let Some(socket) = &mut self.socket {
-            if let Some(message) = socket.receive(&mut self.endpoint)? {
-                return Ok(Some((SHORT, read_number(&message))));
-            }
+        while self.lm.endpoint.try_completion().is_some() {}
+        // A far end has nothing to do but to wait, and as it waits it polls best.
+        let waits = self.is_far && self.socket.is_none();
+        let worked = !waits && self.lm.endpoint.poll() > 0;
+        if let Some(socket) = &mut self.socket
+            && let Some(message) = socket.receive(&mut self.lm.endpoint)?
+        {
+            return Ok(Some((SHORT, read_number(&message))));
         }
         loop {
-            match self.endpoint.try_recv() {
+            let received = match waits {
+                true => self.lm.endpoint.recv(Some(PATIENCE)).map(Some),
+                false => self.lm.endpoint.try_recv(),
+            };
+            match received {
                 // A socket's greeting is empty.
                 Ok(Some(message)) if self.socket.is_some() && message.is_empty() => {}
                 Ok(Some(message)) => {
-                    self.peer = Some(message.peer());
+                    self.lm.peer = Some(message.peer());
                     return Ok(Some((message.len(), message.tag())));
                 }
-                Ok(None) => break,
+                Ok(None) | Err(RecvError::TimedOut) => break,
                 Err(RecvError::Incomplete { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         if !worked && self.sleeps {
-            self.endpoint.wait(STEP);
+            self.lm.endpoint.wait(STEP);
         }
         Ok(None)
     }
 
     fn close(&mut self) -> Result<(), Failure> {
         self.waiting = None;
-        let peer = self.peer.expect("a near end has connected");
-        self.endpoint.send_copy(peer, &[0xff; SHORT], END)?;
+        let peer = self.lm.peer.expect("a near end has connected");
+        self.lm.endpoint.send_copy(peer, &[0xff; SHORT], END)?;
         // Until it has arrived.
         let limit = Instant::now() + Duration::from_secs(1);
-        while (self.endpoint.try_completion()).is_none_or(|done| done.tag != END) && Instant::now() < limit {
-            self.endpoint.poll();
+        while (self.lm.endpoint.try_completion()).is_none_or(|done| done.tag != END) && Instant::now() < limit
+        {
+            self.lm.endpoint.poll();
         }
         Ok(())
     }
