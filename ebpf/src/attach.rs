@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::programs::{ProgramError, Xdp, loaded_programs};
 use aya::{Ebpf, EbpfError, EbpfLoader};
+use lm_cards::{Interface, InterfaceError};
 use sha2::{Digest as _, Sha256};
 
 use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, FLAG_SEVERAL_PROGRAMS};
@@ -125,7 +126,7 @@ pub(crate) struct Attached {
     pub(crate) ebpf: Ebpf,
     pub(crate) link: OwnedFd,
     pub(crate) mode: EffectiveMode,
-    pub(crate) interface: String,
+    pub(crate) interface: Interface,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -152,30 +153,37 @@ pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Res
                 if mode == AttachMode::Auto && tried == EffectiveMode::Native && !is_final(&source) =>
             {
                 warnings.push(format!(
-                    "{interface} does not run XDP programs in its driver ({source}): generic mode, where large \
-                     messages are copied"
+                    "{} does not run XDP programs in its driver ({source}): generic mode, where large \
+                     messages are copied",
+                    interface.name
                 ));
                 tried = EffectiveMode::Generic;
             }
-            Err(source) => return Err(refused(ifindex, interface, source, tried)),
+            Err(source) => return Err(refused(ifindex, interface.name, source, tried)),
         }
     }
 }
 
-/// The interface's name, if no XDP program is attached to it.
-fn free_interface(ifindex: u32) -> Result<String, AttachError> {
-    let interface = sys::interface(ifindex).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENODEV) => AttachError::NoInterface(ifindex),
-        _ => AttachError::System(error),
-    })?;
-    match interface.xdp_program_id {
+/// The interface, if no XDP program is attached to it.
+fn free_interface(ifindex: u32) -> Result<Interface, AttachError> {
+    let interface = interface(ifindex)?;
+    match interface.xdp_program {
         Some(id) => Err(AttachError::Occupied {
             interface: interface.name,
             id,
             name: program_name(id),
         }),
-        None => Ok(interface.name),
+        None => Ok(interface),
     }
+}
+
+/// An interface of this thread's network namespace.
+pub(crate) fn interface(ifindex: u32) -> Result<Interface, AttachError> {
+    Interface::by_index(ifindex).map_err(|error| match error {
+        InterfaceError::Unknown { .. } => AttachError::NoInterface(ifindex),
+        InterfaceError::System { source, .. } => AttachError::System(source),
+        error => AttachError::System(io::Error::other(error)),
+    })
 }
 
 fn program_name(id: u32) -> String {

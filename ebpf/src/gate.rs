@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+use lm_cards::Interface;
 use lm_protocol::landing::SessionAdmission;
 
 use aya::maps::{Array, HashMap, IterableMap, Map, MapData, MapError, XskMap};
@@ -185,7 +186,6 @@ impl Gate {
         if !config.several_programs {
             (0..=STRAY_ROW).for_each(|row| gate.store_port(row, config.data_port));
         }
-        gate.store_mac(sys::interface(ifindex)?.mac);
         Ok(gate)
     }
 
@@ -194,11 +194,11 @@ impl Gate {
         (link, program): (OwnedFd, OwnedFd),
         maps: [OwnedFd; 5],
         mode: EffectiveMode,
-        interface: String,
+        interface: Interface,
         config: &GateConfig,
     ) -> Result<Gate, AttachError> {
         let [channels, sessions, xsks, logs, ports] = &maps;
-        Ok(Gate {
+        let gate = Gate {
             link,
             program,
             channels: SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?,
@@ -212,12 +212,14 @@ impl Gate {
             credits: None,
             retired: Counters::default(),
             mode,
-            interface,
+            interface: interface.name,
             config: config.clone(),
             warnings: Vec::new(),
             pins: None,
             maps,
-        })
+        };
+        gate.store_mac(interface.mac);
+        Ok(gate)
     }
 
     /// The mode that the kernel granted.

@@ -1,6 +1,5 @@
 //! The kernel interfaces that the loader reaches by itself: `BPF_LINK_CREATE` (aya falls back to an attachment without
-//! a link, which would outlive us), pins of objects that aya gives no descriptor of, and one netlink question about an
-//! interface.
+//! a link, which would outlive us), and pins of objects that aya gives no descriptor of.
 
 use std::ffi::CString;
 use std::io;
@@ -8,11 +7,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use lm_cards::netlink;
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkXdp};
-
-const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -115,36 +109,6 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     unsafe { bpf_object(BPF_OBJ_GET, &mut attr) }
 }
 
-/// Makes a map of one value that programs can map (`BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`), all zeros: unlike a file it
-/// cannot be cut short.
-pub(crate) fn create_page(value_len: u32) -> io::Result<OwnedFd> {
-    const ARRAY: u32 = 2;
-    const MMAPABLE: u32 = 1 << 10;
-    #[repr(C)]
-    struct MapCreate {
-        map_type: u32,
-        key_len: u32,
-        value_len: u32,
-        max_entries: u32,
-        flags: u32,
-        rest: [u32; 2],
-        name: [u8; 16],
-    }
-    let mut name = [0; 16];
-    name[..10].copy_from_slice(b"lm_credits");
-    let mut attr = MapCreate {
-        map_type: ARRAY,
-        key_len: size_of::<u32>() as u32,
-        value_len,
-        max_entries: 1,
-        flags: MMAPABLE,
-        rest: [0; 2],
-        name,
-    };
-    // SAFETY: initialised, and nothing in it points anywhere.
-    unsafe { bpf_object(BPF_MAP_CREATE, &mut attr) }
-}
-
 /// Index of the interface that an XDP link is attached to; 0 when that is gone.
 pub(crate) fn link_interface(link: BorrowedFd<'_>) -> io::Result<u32> {
     #[repr(C)]
@@ -221,66 +185,4 @@ pub(crate) fn update_map(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Resul
     };
     // SAFETY: key and value live across the call and are as long as the map's.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attr) }.map(|_| ())
-}
-
-/// What the kernel says about an interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interface {
-    pub(crate) name: String,
-    /// Its Ethernet address; zeros where it has none.
-    pub(crate) mac: [u8; 6],
-    /// Id of the XDP program attached to it, by whomever.
-    pub(crate) xdp_program_id: Option<u32>,
-}
-
-/// Asks for one interface of this thread's network namespace. `ENODEV` when there is none with this index.
-pub(crate) fn interface(ifindex: u32) -> io::Result<Interface> {
-    let mut request = LinkMessage::default();
-    request.header.index = ifindex;
-    let RouteNetlinkMessage::NewLink(link) = netlink::one(&RouteNetlinkMessage::GetLink(request))? else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    let mut interface = Interface::default();
-    for attribute in link.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => interface.name = name,
-            LinkAttribute::Address(mac) => interface.mac = mac.as_slice().try_into().unwrap_or_default(),
-            // With programs in several modes there is no IFLA_XDP_PROG_ID, but one attribute per mode.
-            LinkAttribute::Xdp(parts) => {
-                let mut ids = parts.iter().filter_map(|part| match *part {
-                    LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) => Some(id),
-                    LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => Some(id),
-                    _ => None,
-                });
-                interface.xdp_program_id = ids.find(|&id| id != 0);
-            }
-            _ => {}
-        }
-    }
-    Ok(interface)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn loopback_has_a_name() {
-        assert_eq!(
-            interface(1).unwrap(),
-            Interface {
-                name: "lo".to_owned(),
-                mac: [0; 6],
-                xdp_program_id: None
-            }
-        );
-    }
-
-    #[test]
-    fn an_interface_that_is_not_there() {
-        assert_eq!(
-            interface(0x7fff_0000).unwrap_err().raw_os_error(),
-            Some(libc::ENODEV)
-        );
-    }
 }

@@ -192,9 +192,11 @@ impl Link {
                         _ => None,
                     });
                 }
+                // With programs in several modes there is no IFLA_XDP_PROG_ID, but one attribute per mode.
                 LinkAttribute::Xdp(parts) => {
-                    interface.xdp_program = parts.iter().find_map(|part| match part {
-                        LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) => Some(*id),
+                    interface.xdp_program = parts.iter().find_map(|part| match *part {
+                        LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) => Some(id),
+                        LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => Some(id),
                         _ => None,
                     });
                 }

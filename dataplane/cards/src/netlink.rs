@@ -33,20 +33,11 @@ pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage
     Ok(result)
 }
 
-/// The one object asked for, over rtnetlink.
+/// The one object asked for, by a socket for rtnetlink.
 ///
 /// # Errors
 ///
 /// What the kernel answers, or the socket; `NotFound` where it answers nothing.
-pub fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
-    one_by(&open(NETLINK_ROUTE)?, request)
-}
-
-/// The one object asked for, by a socket that is there.
-///
-/// # Errors
-///
-/// Those of [`one`].
 pub fn one_by(socket: &Socket, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     let mut result = Vec::new();
     ask(socket, request, 0, &mut result)?;

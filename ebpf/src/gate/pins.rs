@@ -10,12 +10,13 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use aya::maps::{ArrayOfMaps, IterableMap, MapData};
+use aya::maps::{Array, ArrayOfMaps, IterableMap, MapData, MapError};
+use lm_cards::Interface;
 use lm_protocol::smoother::Credits;
 
-use super::{ChannelLog, Gate, GateError, LogArray, typed};
+use super::{BPF_F_MMAPABLE, ChannelLog, Gate, GateError, LogArray, typed};
 use crate::CreditPage;
-use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
+use crate::attach::{self, AttachError, EffectiveMode, GateConfig, object_digest};
 use crate::layout::{QUEUES, SESSIONS};
 use crate::log::Log;
 use crate::sys;
@@ -157,18 +158,13 @@ impl Gate {
         if !dir.exists() {
             return Ok(None);
         }
-        let interface = sys::interface(ifindex).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENODEV) => AttachError::NoInterface(ifindex),
-            _ => AttachError::System(error),
-        });
-        let gate = interface.and_then(|interface| {
+        let gate = attach::interface(ifindex).and_then(|interface| {
             for mode in [EffectiveMode::Native, EffectiveMode::Generic] {
                 let path = dir.join(link_name(config, mode));
                 if path.exists() {
                     let link = sys::open_pin(&path)?;
                     return match sys::link_interface(link.as_fd())? == ifindex {
-                        true => Gate::open_pins(link, interface.name, config, mode, dir)
-                            .inspect(|gate| gate.store_mac(interface.mac)),
+                        true => Gate::open_pins(link, interface, config, mode, dir),
                         false => Err(AttachError::System(io::ErrorKind::NotFound.into())),
                     };
                 }
@@ -195,7 +191,7 @@ impl Gate {
 
     fn open_pins(
         link: OwnedFd,
-        interface: String,
+        interface: Interface,
         config: &GateConfig,
         mode: EffectiveMode,
         dir: &Path,
@@ -249,7 +245,13 @@ impl Gate {
                 found => return found,
             }
         }
-        let new = of(sys::create_page(size_of::<Credits>() as u32)?)?;
+        // A map, since unlike a file it cannot be cut short.
+        let map = Array::<MapData, [u8; size_of::<Credits>()]>::create(1, BPF_F_MMAPABLE);
+        let map = map.map_err(|error| match error {
+            MapError::CreateError { io_error, .. } => io_error,
+            error => io::Error::other(error),
+        })?;
+        let new = of(IterableMap::map(&map).fd().as_fd().try_clone_to_owned()?)?;
         if let Some(path) = &pinned {
             sys::pin(new.0.as_fd(), path)?;
         }
