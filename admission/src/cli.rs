@@ -8,14 +8,14 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, Parser, Subcommand};
 use lm_protocol::admission::ClusterKey;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{self, Config, Settings};
+use crate::config::{self, Config};
 use crate::daemon::{self, Daemon, Reload, SetLog};
 use crate::lines::Bounded;
 use crate::reader::{self, Files, Reader};
@@ -44,11 +44,11 @@ struct CommandLine {
 #[derive(Debug, clap::Args)]
 struct Run {
     #[command(flatten)]
-    settings: Settings,
+    _config: Config,
 
     /// TOML file with the same settings, under the same names; the command line goes before it
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[arg(long = "config", value_name = "FILE")]
+    file: Option<PathBuf>,
 
     /// Look whether the daemon could start, and change nothing
     #[arg(long)]
@@ -114,7 +114,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Some(Command::Status { socket, json }) => {
             client::status(&socket).and_then(|status| show::print(&status, json))
         }
-        None => run(line.run, arguments.get(1..).unwrap_or_default()),
+        None => run(line.run, &arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,14 +126,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(run: Run, arguments: &[OsString]) -> Result<(), String> {
-    let (settings, file) = (run.settings, run.config);
-    let (own, path) = (settings.clone(), file.clone());
+    let (said, file) = (config::said::<CommandLine>(arguments), run.file);
+    let (own, path) = (said.clone(), file.clone());
     let read = move || read_files(&own, path.as_deref());
     if run.reads_for_the_daemon {
         return reader::serve(read);
     }
     let meaning = move |files: Files| -> Result<(Config, ClusterKey), String> {
-        let config = configuration(settings.clone(), file.as_deref().zip(files.config.as_deref()))?;
+        let config = configuration(&said, file.as_deref().zip(files.config.as_deref()))?;
         let key = key::of_bytes(&config.key_file, &files.key)?;
         Ok((config, key))
     };
@@ -146,7 +146,7 @@ fn run(run: Run, arguments: &[OsString]) -> Result<(), String> {
     let reload: Reload = match config.user {
         None => Box::new(move || meaning(read()?)),
         Some(_) => {
-            let mut reader = Reader::start(arguments)?;
+            let mut reader = Reader::start(&arguments[1..])?;
             Box::new(move || meaning(reader.read()?))
         }
     };
@@ -154,24 +154,25 @@ fn run(run: Run, arguments: &[OsString]) -> Result<(), String> {
 }
 
 /// Reads the files that the configuration is in, or names.
-fn read_files(settings: &Settings, file: Option<&Path>) -> Result<Files, String> {
+fn read_files(said: &ArgMatches, file: Option<&Path>) -> Result<Files, String> {
     let text = file.map(config::read).transpose()?;
-    let config = configuration(settings.clone(), file.zip(text.as_deref()))?;
+    let config = configuration(said, file.zip(text.as_deref()))?;
     let user = config.user.as_deref().map(privileges::find_user).transpose()?;
     let key = key::read(&config.key_file, user.map(|(uid, _)| uid.as_raw()))?;
     Ok(Files { config: text, key })
 }
 
 /// What command line and file, its name and text, say together.
-fn configuration(settings: Settings, file: Option<(&Path, &str)>) -> Result<Config, String> {
+fn configuration(said: &ArgMatches, file: Option<(&Path, &str)>) -> Result<Config, String> {
     let Some((path, text)) = file else {
-        return Config::new(settings).map_err(|error| error.to_string());
+        return Config::default().but(said).map_err(|error| error.to_string());
     };
-    let from_file = config::parse(path, text)?;
-    Config::new(settings.over(from_file)).map_err(|error| match config::line_of(text, error.key) {
-        Some(line) => format!("{}:{line}: {error}", path.display()),
-        None => format!("{}: {error}", path.display()),
-    })
+    config::parse(path, text)?
+        .but(said)
+        .map_err(|error| match config::line_of(text, error.key) {
+            Some(line) => format!("{}:{line}: {error}", path.display()),
+            None => format!("{}: {error}", path.display()),
+        })
 }
 
 /// Logs to standard error from now on; gives what changes the level.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Settings;
+use super::Config;
 
 /// Reads a configuration file.
 ///
@@ -16,7 +16,7 @@ pub fn read(path: &Path) -> Result<String, String> {
 ///
 /// # Errors
 /// One line: the file, the line, what is wrong.
-pub fn parse(path: &Path, text: &str) -> Result<Settings, String> {
+pub fn parse(path: &Path, text: &str) -> Result<Config, String> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
         let what = error.message().lines().collect::<Vec<_>>().join(" ");

@@ -1,12 +1,14 @@
-//! The command line's options and the file's keys: the same words, the same types.
+//! The command line's options and the file's keys: the same words, the same types, the same defaults.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, FromArgMatches as _, ValueEnum};
+use lm_dataplane::ipc::SOCKET_PATH;
+use lm_protocol::smoother::Law;
 use serde::Deserialize;
 
-use super::{BitRate, Bytes, HostName};
+use super::{BPFFS, BitRate, Bytes, HostName};
 
 /// Who may receive at the same time as whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -43,21 +45,30 @@ pub enum LawName {
     Paper,
 }
 
-/// What can be set, by command line or file. What is not set has its default.
-#[derive(Clone, Debug, Default, PartialEq, Args, Deserialize)]
+impl From<LawName> for Law {
+    fn from(name: LawName) -> Law {
+        match name {
+            LawName::Paced => Law::Paced,
+            LawName::Paper => Law::Paper,
+        }
+    }
+}
+
+/// What a daemon does, by command line or file. What is not set has its default.
+#[derive(Clone, Debug, PartialEq, Args, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct Settings {
+pub struct Config {
     /// Interface to receive on; may be repeated
     #[arg(long, short = 'i', value_name = "IF")]
     pub interface: Vec<String>,
 
-    /// Socket for programs [default: /run/lm-admissiond/socket]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
+    /// Socket for programs
+    #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
+    pub socket: PathBuf,
 
-    /// File with the cluster's key, as `keygen` writes it [default: /etc/lm-admissiond/key]
-    #[arg(long, value_name = "FILE")]
-    pub key_file: Option<PathBuf>,
+    /// File with the cluster's key, as `keygen` writes it
+    #[arg(long, value_name = "FILE", default_value = "/etc/lm-admissiond/key")]
+    pub key_file: PathBuf,
 
     /// User whose programs may connect, by number; may be repeated [default: nobody]
     ///
@@ -69,13 +80,13 @@ pub struct Settings {
     #[arg(long, value_name = "GID")]
     pub allow_gid: Vec<u32>,
 
-    /// UDP port of the admission protocol, the same at all hosts [default: 7169]
-    #[arg(long, value_name = "PORT")]
-    pub control_port: Option<u16>,
+    /// UDP port of the admission protocol, the same at all hosts
+    #[arg(long, value_name = "PORT", default_value_t = 7169)]
+    pub control_port: u16,
 
-    /// Who may receive at the same time as whom, the same at all hosts [default: concurrent]
-    #[arg(long, value_enum, value_name = "POLICY")]
-    pub policy: Option<PolicyName>,
+    /// Who may receive at the same time as whom, the same at all hosts
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t)]
+    pub policy: PolicyName,
 
     /// Host that decides under the policy exclusive; three or five, the same in the same order at all hosts
     #[arg(long, value_name = "ADDR")]
@@ -85,9 +96,9 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR")]
     pub peer: Vec<HostName>,
 
-    /// Where the gate is attached [default: auto]
-    #[arg(long, value_enum, value_name = "MODE")]
-    pub mode: Option<GateMode>,
+    /// Where the gate is attached
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub mode: GateMode,
 
     /// What the links of the interfaces carry, in bits a second: programs that send real-time messages have a smoother then [default: none]
     ///
@@ -95,13 +106,13 @@ pub struct Settings {
     #[arg(long, value_name = "RATE")]
     pub link_rate: Option<BitRate>,
 
-    /// How the smoother's credits come [default: paced]
-    #[arg(long, value_enum, value_name = "LAW")]
-    pub law: Option<LawName>,
+    /// How the smoother's credits come
+    #[arg(long, value_enum, value_name = "LAW", default_value_t)]
+    pub law: LawName,
 
-    /// Share of packets that may be lost before the smoother lowers its rate, 0 to 1: Z of SS-RTUDP's equation 1 [default: 0]
-    #[arg(long, value_name = "Z")]
-    pub tolerance: Option<f64>,
+    /// Share of packets that may be lost before the smoother lowers its rate, 0 to 1: Z of SS-RTUDP's equation 1
+    #[arg(long, value_name = "Z", default_value_t = 0.0)]
+    pub tolerance: f64,
 
     /// Let a root qdisc that somebody set give way to the smoother's meanwhile
     #[arg(long)]
@@ -119,27 +130,27 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
 
-    /// Directory of what the next daemon needs to go on [default: /run/lm-admissiond]
-    #[arg(long, value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
+    /// Directory of what the next daemon needs to go on
+    #[arg(long, value_name = "DIR", default_value = "/run/lm-admissiond")]
+    pub state_dir: PathBuf,
 
-    /// The bpffs in which gates outlive the daemon [default: /sys/fs/bpf, mounted if it is not]
-    #[arg(long, value_name = "DIR")]
-    pub bpffs: Option<PathBuf>,
+    /// The bpffs in which gates outlive the daemon, mounted if it is not
+    #[arg(long, value_name = "DIR", default_value = BPFFS)]
+    pub bpffs: PathBuf,
 
-    /// What to log: error, warn, info, debug, or as RUST_LOG [default: info]
-    #[arg(long, value_name = "LEVEL")]
-    pub log: Option<String>,
+    /// What to log: error, warn, info, debug, or as RUST_LOG
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log: String,
 
-    /// Programs that may be connected at the same time [default: 256]
-    #[arg(long, value_name = "N")]
-    pub programs_max: Option<usize>,
+    /// Programs that may be connected at the same time
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub programs_max: usize,
 
-    /// Memory that a program may have registered [default: 4G]
+    /// Memory that a program may have registered
     ///
     /// It is pinned: it cannot be swapped out.
-    #[arg(long, value_name = "BYTES")]
-    pub memory_max: Option<Bytes>,
+    #[arg(long, value_name = "BYTES", default_value = "4G")]
+    pub memory_max: Bytes,
 
     /// Queues of an interface that all programs of a user may have [default: all where one user may come, else half, but 2]
     #[arg(long, value_name = "N")]
@@ -154,39 +165,9 @@ pub struct Settings {
     pub programs_per_user: Option<usize>,
 }
 
-impl Settings {
-    /// These, and the file's where these say nothing.
-    #[must_use]
-    pub fn over(self, file: Settings) -> Settings {
-        fn list<T>(own: Vec<T>, file: Vec<T>) -> Vec<T> {
-            if own.is_empty() { file } else { own }
-        }
-        Settings {
-            interface: list(self.interface, file.interface),
-            socket: self.socket.or(file.socket),
-            key_file: self.key_file.or(file.key_file),
-            allow_uid: list(self.allow_uid, file.allow_uid),
-            allow_gid: list(self.allow_gid, file.allow_gid),
-            control_port: self.control_port.or(file.control_port),
-            policy: self.policy.or(file.policy),
-            voter: list(self.voter, file.voter),
-            peer: list(self.peer, file.peer),
-            mode: self.mode.or(file.mode),
-            link_rate: self.link_rate.or(file.link_rate),
-            law: self.law.or(file.law),
-            tolerance: self.tolerance.or(file.tolerance),
-            replace_qdisc: self.replace_qdisc || file.replace_qdisc,
-            spin: self.spin || file.spin,
-            user: self.user.or(file.user),
-            metrics: self.metrics.or(file.metrics),
-            state_dir: self.state_dir.or(file.state_dir),
-            bpffs: self.bpffs.or(file.bpffs),
-            log: self.log.or(file.log),
-            programs_max: self.programs_max.or(file.programs_max),
-            memory_max: self.memory_max.or(file.memory_max),
-            queues_per_user: self.queues_per_user.or(file.queues_per_user),
-            memory_per_user: self.memory_per_user.or(file.memory_per_user),
-            programs_per_user: self.programs_per_user.or(file.programs_per_user),
-        }
+impl Default for Config {
+    fn default() -> Config {
+        let nothing = Config::augment_args(Command::new("")).get_matches_from([""; 0]);
+        Config::from_arg_matches(&nothing).expect("what has no default may be left out")
     }
 }

@@ -1,17 +1,28 @@
 use super::*;
 use clap::Parser;
 use proptest::prelude::*;
+use std::path::PathBuf;
 
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
-    settings: Settings,
+    config: Config,
 }
 
-fn from_line(line: &str) -> Settings {
-    Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace()))
-        .unwrap_or_else(|error| panic!("{error}"))
-        .settings
+fn words(line: &str) -> impl Iterator<Item = &str> + Clone {
+    std::iter::once("x").chain(line.split_whitespace())
+}
+
+/// What a command line says beside a file.
+fn over(file: Config, line: &str) -> Result<Config, ConfigError> {
+    file.but(&said::<Line>(words(line)))
+}
+
+fn from_line(line: &str) -> Result<Config, ConfigError> {
+    let alone = Line::try_parse_from(words(line)).unwrap_or_else(|error| panic!("{error}"));
+    let config = over(Config::default(), line)?;
+    assert_eq!(config, alone.config);
+    Ok(config)
 }
 
 const BOTH: &str = "
@@ -52,40 +63,45 @@ fn file_and_command_line_have_the_same_words() {
          lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
          --programs-max 7 --memory-max 1G --queues-per-user 3 --memory-per-user 2G --programs-per-user 4",
     );
-    let file: Settings = toml::from_str(BOTH).unwrap();
-    assert_eq!(line, file);
-    let config = Config::new(file).unwrap();
-    let voters = config.voters.as_ref().unwrap();
+    let config: Config = toml::from_str(BOTH).unwrap();
+    assert_eq!(line.as_ref(), Ok(&config));
+    let voters = config.voters().unwrap();
     assert_eq!(voters[0], "10.0.0.1:7000".parse().unwrap());
     assert_eq!(voters[1], "10.0.0.2:7001".parse().unwrap());
-    assert_eq!(config.memory_max_bytes, 1 << 30);
-    assert_eq!(config.link_rate.map(|rate| rate.get()), Some(2_500_000_000));
-    assert_eq!((config.law, config.tolerance), (Law::Paper, 0.01));
+    assert_eq!(config.memory_max, Bytes(1 << 30));
+    assert_eq!(config.link_rate.map(|rate| rate.0.get()), Some(2_500_000_000));
+    assert_eq!((config.law, config.tolerance), (LawName::Paper, 0.01));
     assert!(config.allows(1000, 5) && config.allows(5, 101) && !config.allows(5, 5));
 }
 
 #[test]
 fn the_command_line_goes_before_the_file() {
-    let file: Settings = toml::from_str(BOTH).unwrap();
-    let both = from_line("--interface other --control-port 9 --memory-max 1M").over(file);
-    assert_eq!(both.interface, ["other"]);
+    let file = || toml::from_str::<Config>(BOTH).unwrap();
+    let both = over(file(), "--interface other --control-port 9 --memory-max 1M").unwrap();
+    let expected = Config {
+        interface: vec!["other".to_owned()],
+        control_port: 9,
+        memory_max: Bytes(1 << 20),
+        ..file()
+    };
+    assert_eq!(both, expected);
     assert_eq!(
-        (both.control_port, both.memory_max),
-        (Some(9), Some(Bytes(1 << 20)))
+        over(file(), ""),
+        Ok(file()),
+        "what is not said is the file's, flags too"
     );
-    assert_eq!(both.allow_uid, [1000]);
 }
 
 #[test]
 fn nobody_is_allowed_by_default() {
-    let config = Config::new(from_line("--interface lm0")).unwrap();
+    let config = from_line("--interface lm0").unwrap();
     assert!(!config.allows(0, 0) && !config.allows(1000, 1000));
-    assert_eq!(config.control_port, CONTROL_PORT);
+    assert_eq!(config.control_port, 7169);
 }
 
 #[test]
 fn a_user_shares_with_whoever_else_may_come() {
-    let config = |line: &str| Config::new(from_line(&format!("-i a --programs-max 100 {line}"))).unwrap();
+    let config = |line: &str| from_line(&format!("-i a --programs-max 100 {line}")).unwrap();
     let alone = config("--allow-uid 5 --allow-uid 5");
     assert_eq!((alone.queues_per_user(8), alone.programs_per_user()), (8, 100));
     assert_eq!(alone.memory_per_user_bytes(8 << 30), 4 << 30);
@@ -128,7 +144,7 @@ fn what_makes_no_sense_is_named() {
         ("-i a --tolerance=-0.1", "tolerance"),
         ("-i a --log lm=nonsense", "log"),
     ] {
-        let error = Config::new(from_line(line)).unwrap_err();
+        let error = from_line(line).unwrap_err();
         assert_eq!(error.key, key, "{line}: {error}");
         assert!(!error.to_string().contains('\n'));
     }
@@ -190,6 +206,6 @@ proptest! {
     fn text_never_panics(text in ".{0,30}") {
         let _ = text.parse::<HostName>();
         let _ = text.parse::<Bytes>();
-        let _ = toml::from_str::<Settings>(&text);
+        let _ = toml::from_str::<Config>(&text);
     }
 }

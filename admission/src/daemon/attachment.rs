@@ -14,7 +14,7 @@ use super::ground::Ground;
 use super::smoothing::Smoothing;
 use super::worker::Stay;
 use crate::clock;
-use crate::config::{Config, GateMode};
+use crate::config::{Config, GateMode, PolicyName};
 use crate::pins::{Lock, Pins};
 use crate::policy::{LEASE, PATIENCE};
 use crate::ports::Ports;
@@ -63,10 +63,10 @@ impl Attachment {
         let primary = (interface.addresses.first())
             .ok_or_else(|| format!("{name} has no IPv4 address: give it one"))?;
         let subnet = Ipv4Net::new_assert(primary.ip, primary.prefix_len);
-        for (kind, host) in (config.peers.iter().map(|host| ("peer", host)))
-            .chain(config.voters.iter().flatten().map(|host| ("voter", host)))
+        for (kind, host) in (config.peers().into_iter().map(|host| ("peer", host)))
+            .chain(config.voters().into_iter().flatten().map(|host| ("voter", host)))
         {
-            reachable(name, subnet, *host).map_err(|what| format!("{kind}: {what}"))?;
+            reachable(name, subnet, host).map_err(|what| format!("{kind}: {what}"))?;
         }
         Ok((interface, subnet))
     }
@@ -93,7 +93,7 @@ impl Attachment {
             ),
             error => format!("{name}: cannot lock it in {}: {error}", pins.name().display()),
         })?;
-        let ports = Ports::bind(subnet, config.control_port, &config.peers)?;
+        let ports = Ports::bind(subnet, config.control_port, &config.peers())?;
         let dir = pins.path().join(place);
         let gate_config = GateConfig {
             local_ip: Some(*address.ip()),
@@ -135,14 +135,12 @@ impl Attachment {
         if gate.mode() == EffectiveMode::Generic {
             limits.sessions_of_address = 0;
         }
-        let policy = match &config.voters {
+        let policy = match config.voters() {
             None => {
                 limits.patience = PATIENCE;
                 Policy::Concurrent
             }
-            Some(voters) => Policy::Exclusive {
-                voters: voters.clone(),
-            },
+            Some(voters) => Policy::Exclusive { voters },
         };
         let node = Node::new(
             admission::Config {
@@ -157,7 +155,7 @@ impl Attachment {
         let queues = interface.rx_queues.min(interface.tx_queues).clamp(1, QUEUES_MAX);
         let is_veth = interface.kind.as_deref() == Some("veth");
         let mtu = interface.mtu.min(u32::from(u16::MAX)) as u16;
-        let is_exclusive = config.voters.is_some();
+        let is_exclusive = config.policy == PolicyName::Exclusive;
         let ground = Ground::new(gate, *address.ip(), (mtu, is_veth, queues as usize), is_exclusive);
         tracing::info!(
             interface = name,

@@ -11,7 +11,7 @@ use super::DATAGRAMS_PER_TURN;
 use super::attachment::Attachment;
 use super::ground::ROWS;
 use super::program::ProgramId;
-use crate::config::CONTROL_PORT;
+use crate::config::Config;
 use crate::fuzzing::as_root;
 use crate::fuzzing::host::{ADDRESS, Host};
 
@@ -41,7 +41,10 @@ fn a_queue_has_a_session_a_row_and_a_data_address_has_one() {
             lease: Duration::from_secs(60),
         };
         for number in 0..4 * ROWS as u32 {
-            let from = SocketAddrV4::new(Ipv4Addr::from_bits(0xc612_0100 + number), CONTROL_PORT);
+            let from = SocketAddrV4::new(
+                Ipv4Addr::from_bits(0xc612_0100 + number),
+                Config::default().control_port,
+            );
             let application = Application::new(from, number, &request);
             let opened = [0; 2].map(|_| ground.open_aside(0, &application, &permit).is_ok());
             assert_eq!(opened, [number < ROWS as u32, false]);
@@ -58,7 +61,9 @@ fn a_turn_takes_a_bounded_number_of_datagrams() {
         let mut daemon = host.daemon().unwrap();
         let stranger = UdpSocket::bind((ADDRESS, 0)).unwrap();
         for _ in 0..4 * DATAGRAMS_PER_TURN {
-            stranger.send_to(&[0; 64], (ADDRESS, CONTROL_PORT)).unwrap();
+            stranger
+                .send_to(&[0; 64], (ADDRESS, Config::default().control_port))
+                .unwrap();
         }
         for turns in 1..=4 {
             daemon.receive();

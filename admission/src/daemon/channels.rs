@@ -30,7 +30,7 @@ impl Daemon {
         let Some((uid, interface)) = self.endpoint_of(id) else {
             return Ok(None);
         };
-        let memory_max = self.config.memory_max_bytes;
+        let memory_max = self.config.memory_max.0;
         let left = self.queues_left(uid, interface);
         let memory_left = self.check_memory(uid, interface, channel.queue, channel.registered_len);
         let Some((member, attachment)) = parts(&mut self.programs, &mut self.attachments, id) else {

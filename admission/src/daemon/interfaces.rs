@@ -34,7 +34,7 @@ impl Daemon {
             interface: position,
             number: self.stays[position],
         };
-        let name = &self.config.interfaces[position];
+        let name = &self.config.interface[position];
         let attachment = Attachment::new(stay, name, &self.config, &self.key, &self.pins)?;
         for (number, fd) in attachment.ports.raw_fds().enumerate() {
             let token = Token(PORTS + 2 * position + number);
@@ -59,7 +59,7 @@ impl Daemon {
                 self.absent[position].1 = Time::ZERO;
                 continue;
             };
-            let name = &self.config.interfaces[position];
+            let name = &self.config.interface[position];
             let found = Interface::by_name(name).ok();
             let found = found.filter(|found| found.index == attachment.index);
             let what = match found {

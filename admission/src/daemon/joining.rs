@@ -23,10 +23,10 @@ impl Daemon {
         mode: Mode,
         beside: &[OwnedFd],
     ) -> Answer {
-        let Some(position) = self.config.interfaces.iter().position(|known| known == name) else {
+        let Some(position) = self.config.interface.iter().position(|known| known == name) else {
             return Err(format!(
                 "this daemon does not serve {name}: it serves {}; start it with --interface {name}",
-                self.config.interfaces.join(", ")
+                self.config.interface.join(", ")
             ));
         };
         let uid = self

@@ -142,7 +142,7 @@ pub fn check(config: &Config) -> Result<(), String> {
     if let Some(user) = &config.user {
         crate::privileges::find_user(user)?;
     }
-    for name in &config.interfaces {
+    for name in &config.interface {
         Attachment::check(name, config)?;
     }
     Ok(())
@@ -192,9 +192,9 @@ impl Daemon {
             Workers::start(Arc::clone(&waker), config.state_dir.clone()).map_err(told("start a thread"))?;
         let metrics = config.metrics.map(|address| Metrics::serve(address, waker));
         let mut daemon = Daemon {
-            attachments: config.interfaces.iter().map(|_| None).collect(),
-            absent: vec![(String::new(), Time::ZERO); config.interfaces.len()],
-            stays: vec![0; config.interfaces.len()],
+            attachments: config.interface.iter().map(|_| None).collect(),
+            absent: vec![(String::new(), Time::ZERO); config.interface.len()],
+            stays: vec![0; config.interface.len()],
             config,
             key,
             pins,
@@ -384,12 +384,14 @@ impl Daemon {
                 for name in self.config.fixed_differences(&config) {
                     tracing::warn!("{name} has changed: restart the daemon for it");
                 }
-                self.config.allow_uids = config.allow_uids;
-                self.config.allow_gids = config.allow_gids;
+                self.config.allow_uid = config.allow_uid;
+                self.config.allow_gid = config.allow_gid;
                 self.config.programs_max = config.programs_max;
-                self.config.memory_max_bytes = config.memory_max_bytes;
-                self.config.per_user = config.per_user;
-                self.config.peers = config.peers;
+                self.config.memory_max = config.memory_max;
+                self.config.queues_per_user = config.queues_per_user;
+                self.config.memory_per_user = config.memory_per_user;
+                self.config.programs_per_user = config.programs_per_user;
+                self.config.peer = config.peer;
                 self.config.key_file = config.key_file;
                 (self.set_log)(&config.log);
                 self.config.log = config.log;
@@ -399,7 +401,9 @@ impl Daemon {
                 self.key = key;
                 for attachment in self.attachments.iter_mut().flatten() {
                     attachment.node.set_key(self.key.clone());
-                    attachment.ports.set_peers(attachment.address, &self.config.peers);
+                    attachment
+                        .ports
+                        .set_peers(attachment.address, &self.config.peers());
                 }
                 // Who is not on the list any more goes.
                 let gone = self.programs_that(|program| {

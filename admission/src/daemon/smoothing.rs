@@ -1,6 +1,5 @@
 //! The smoother of an interface, while programs send real-time messages there: they share its credits, and the kernel's traffic follows it.
 
-use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +15,7 @@ use super::calls::Answer;
 use super::program::{Program, ProgramId};
 use super::status::SmootherStatus;
 use crate::clock;
-use crate::config::Config;
+use crate::config::{BitRate, Config};
 
 /// Length of an Ethernet header.
 const ETHERNET_LEN: u16 = 14;
@@ -93,9 +92,9 @@ impl Smoothing {
         let told = |error: &dyn std::fmt::Display| format!("{name}: cannot make the smoother: {error}");
         let (map, credits) = attachment.ground.gate.credits().map_err(|error| told(&error))?;
         let parameters = Parameters {
-            law: config.law,
+            law: config.law.into(),
             loss_tolerance: config.tolerance,
-            ..Parameters::of_link(link_rate, attachment.ground.mtu + ETHERNET_LEN)
+            ..Parameters::of_link(link_rate.0, attachment.ground.mtu + ETHERNET_LEN)
         };
         let smoother =
             Smoother::over(credits.clone(), parameters, clock::now()).map_err(|error| told(&error))?;
@@ -149,7 +148,7 @@ impl Smoothing {
 impl Daemon {
     /// A program wants the smoother of an interface.
     pub(super) fn smooth(&mut self, id: ProgramId, interface: &str) -> Answer {
-        let position = self.config.interfaces.iter().position(|name| name == interface);
+        let position = self.config.interface.iter().position(|name| name == interface);
         let Some(position) = position else {
             return Err(format!(
                 "the daemon does not serve {interface}: start it with --interface {interface}"
@@ -157,7 +156,7 @@ impl Daemon {
         };
         let has = self.programs.get(&id).and_then(|program| program.smooths);
         if let Some(has) = has.filter(|has| *has != position) {
-            let has = &self.config.interfaces[has];
+            let has = &self.config.interface[has];
             return Err(format!(
                 "this connection has the smoother of {has}: open another one for {interface}"
             ));
@@ -182,7 +181,7 @@ impl Daemon {
     }
 
     /// Smoothers that programs have begin anew at the rate of another link, with the same page of credits.
-    pub(super) fn set_link_rate(&mut self, link_rate: Option<NonZeroU64>) {
+    pub(super) fn set_link_rate(&mut self, link_rate: Option<BitRate>) {
         if std::mem::replace(&mut self.config.link_rate, link_rate) == link_rate {
             return;
         }

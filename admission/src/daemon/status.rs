@@ -14,6 +14,7 @@ use super::ground::Row;
 use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
 use super::{Attachment, Daemon, attachment};
 use crate::clock;
+use crate::config::PolicyName;
 use lm_dataplane::ipc::Control;
 use lm_protocol::control::ControlMessage;
 
@@ -167,7 +168,7 @@ pub struct ProgramStatus {
 
 impl Daemon {
     pub(super) fn status(&self) -> Status {
-        let interfaces = (self.config.interfaces.iter().zip(&self.attachments))
+        let interfaces = (self.config.interface.iter().zip(&self.attachments))
             .zip(&self.absent)
             .map(|((name, attachment), (why, _))| match attachment {
                 Some(attachment) => self.interface_status(attachment),
@@ -184,7 +185,7 @@ impl Daemon {
                 uid: program.credentials.uid,
                 gid: program.credentials.gid,
                 connected: program.connection.is_some(),
-                interface: self.config.interfaces[member.interface].clone(),
+                interface: self.config.interface[member.interface].clone(),
                 data_port: member.data_port,
                 memory_bytes: member.memory_bytes(),
                 sent: member.sent.len(),
@@ -193,9 +194,9 @@ impl Daemon {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            policy: match self.config.voters {
-                None => "concurrent",
-                Some(_) => "exclusive",
+            policy: match self.config.policy {
+                PolicyName::Concurrent => "concurrent",
+                PolicyName::Exclusive => "exclusive",
             }
             .to_owned(),
             interfaces: interfaces.collect(),

@@ -17,7 +17,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use rustix::thread::LinkNameSpaceType;
 
 use super::program::Program;
-use crate::config::{Bytes, CONTROL_PORT, Config, Settings};
+use crate::config::{Bytes, Config};
 use crate::daemon::Daemon;
 use crate::daemon::status::Status;
 
@@ -94,15 +94,14 @@ impl Host {
     }
 
     fn config(&self) -> Config {
-        let settings = Settings {
+        Config {
             interface: vec![INTERFACE.to_owned()],
-            socket: Some(self.folder.join("socket")),
-            state_dir: Some(self.folder.clone()),
+            socket: self.folder.join("socket"),
+            state_dir: self.folder.clone(),
             allow_uid: vec![0],
-            memory_max: Some(Bytes(2 << 20)),
-            ..Settings::default()
-        };
-        Config::new(settings).expect("a configuration")
+            memory_max: Bytes(2 << 20),
+            ..Config::default()
+        }
     }
 
     /// Starts a daemon, or tells why there is none.
@@ -147,7 +146,7 @@ impl Host {
             _ => {
                 let stat = rustix::fs::stat("/proc/thread-self/ns/net").expect("procfs");
                 let interface = Interface::by_name(INTERFACE).expect("it is there");
-                let address = SocketAddrV4::new(ADDRESS, CONTROL_PORT);
+                let address = SocketAddrV4::new(ADDRESS, Config::default().control_port);
                 let head = format!(
                     r#"{{"version":1,"interfaces":[{{"name":"{INTERFACE}","index":{},"namespace":{},"#,
                     interface.index, stat.st_ino

@@ -187,10 +187,12 @@ const HELLO: Asked = Asked {
 
 /// A configuration file: what is wrong is said in a line, and what is right keeps its bounds.
 pub fn configuration(bytes: &[u8]) {
-    use crate::config::{Config, line_of, parse};
+    use crate::config::{line_of, parse};
     let text = String::from_utf8_lossy(bytes);
-    let meant = parse("lm.toml".as_ref(), &text).and_then(|settings| {
-        Config::new(settings).map_err(|error| format!("{:?}: {error}", line_of(&text, error.key)))
+    let meant = parse("lm.toml".as_ref(), &text).and_then(|config| {
+        let checked = config.check();
+        checked.map_err(|error| format!("{:?}: {error}", line_of(&text, error.key)))?;
+        Ok(config)
     });
     match meant {
         Err(told) => assert!(!told.contains('\n'), "{told}"),
