@@ -228,12 +228,6 @@ impl Ethtool {
         })
     }
 
-    /// How many receive queues RSS spreads over, as the kernel counts them for a table of its own making.
-    pub(crate) fn spread_queues(&self) -> Result<u32, EthtoolError> {
-        let answer = self.rule_command("receive queues for RSS", uapi::GET_RX_RINGS, |_| {})?;
-        Ok(u32::try_from(answer.data).unwrap_or(u32::MAX))
-    }
-
     /// One of the commands with a `struct ethtool_rxnfc`.
     pub(crate) fn rule_command(
         &self,

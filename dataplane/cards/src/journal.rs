@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ethtool::{Driver, EthtoolError};
+use crate::interface::Interface;
 
 /// Version of the files' format. Another one is not understood.
 const VERSION: u32 = 1;
@@ -42,6 +43,7 @@ pub(crate) trait Change: Clone + fmt::Debug + Serialize + DeserializeOwned {
     /// What has the setting.
     type Device: ?Sized;
 
+    fn driver(device: &Self::Device) -> Result<Driver, EthtoolError>;
     /// Whether there can be such a change: not all that a file says can.
     fn is_possible(&self) -> bool;
     /// Makes the change, or fails and has made none.
@@ -277,79 +279,76 @@ pub(crate) fn parse<C: Change>(text: &str) -> Result<Record<C>, String> {
     }
 }
 
-/// The file of an interface, and the lock on all of them.
-pub(crate) fn find(store: &Store, interface_index: u32) -> Result<(PathBuf, StoreLock), JournalError> {
-    let failed = |source| JournalError::State {
-        path: store.folder.clone(),
-        source,
-    };
-    let path = store.path(interface_index).map_err(failed)?;
-    let lock = store.lock().map_err(failed)?;
-    Ok((path, lock))
-}
-
-/// Undoes what a dead process left on a device; tells whether there was anything.
-pub(crate) fn recover<C: Change>(
-    device: &C::Device,
-    driver: impl FnOnce() -> Result<Driver, EthtoolError>,
-    store: &Store,
-    path: &Path,
-    lock: &StoreLock,
-) -> Result<bool, JournalError> {
-    let state = |source| JournalError::State {
-        path: path.to_owned(),
-        source,
-    };
-    let Some(record) = store.read::<C>(path, lock).map_err(state)? else {
-        return Ok(false);
-    };
-    let here = namespace().map_err(state)?;
-    if record.namespace.is_some_and(|of| of != here) {
-        // The namespace that it speaks of is gone, with its interfaces' settings.
-        store.remove(path, lock).map_err(state)?;
-        return Ok(false);
-    }
-    if record.owner.is_alive() {
-        return Err(JournalError::InUse {
-            pid: record.owner.pid,
-        });
-    }
-    let driver = driver()?;
-    if (&driver.name, &driver.bus) != (&record.driver, &record.bus) {
-        // The card that it speaks of is gone, with its settings.
-        store.remove(path, lock).map_err(state)?;
-        return Ok(false);
-    }
-    let mut journal = Journal {
-        store: store.clone(),
-        path: path.to_owned(),
-        record,
-    };
-    journal.undo_all(device, lock)?;
-    Ok(true)
-}
-
-/// A process's changes of a device.
-#[derive(Debug)]
-pub(crate) struct Journal<C> {
+/// A process's changes of a device. Dropping it takes them back.
+pub(crate) struct Journal<C: Change> {
+    pub(crate) device: Box<C::Device>,
+    pub(crate) interface: String,
     store: Store,
     path: PathBuf,
     record: Record<C>,
+    /// The file is this process's.
+    pub(crate) is_kept: bool,
+}
+
+impl<C: Change> fmt::Debug for Journal<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal")
+            .field("interface", &self.interface)
+            .field("changes", &self.record.changes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<C: Change> Journal<C> {
-    /// This process's, of a device where nothing is left to undo. Writes nothing yet.
-    pub(crate) fn new(store: &Store, path: PathBuf, driver: Driver) -> Result<Journal<C>, EthtoolError> {
+    /// This process's, of an interface of the calling thread's network namespace, and the lock on all of them. Writes nothing yet.
+    pub(crate) fn open(
+        device: Box<C::Device>,
+        interface: &Interface,
+        store: Store,
+    ) -> Result<(Journal<C>, StoreLock), JournalError> {
+        let driver = C::driver(&device)?;
+        let failed = |source| JournalError::State {
+            path: store.folder.clone(),
+            source,
+        };
+        let path = store.path(interface.index).map_err(failed)?;
+        let lock = store.lock().map_err(failed)?;
         let failed = EthtoolError::of_call("start time of this process");
         let (owner, namespace) = (Owner::this().map_err(failed)?, namespace().map_err(failed)?);
-        Ok(Journal {
-            store: store.clone(),
+        let journal = Journal {
+            device,
+            interface: interface.name.clone(),
+            store,
             path,
             record: Record {
                 namespace: Some(namespace),
                 ..Record::new(owner, driver)
             },
-        })
+            is_kept: false,
+        };
+        Ok((journal, lock))
+    }
+
+    /// Undoes what a dead process left on the device; tells whether there was anything.
+    pub(crate) fn recover(&mut self, lock: &StoreLock) -> Result<bool, JournalError> {
+        let found = self.store.read::<C>(&self.path, lock);
+        let Some(found) = found.map_err(|source| self.state(source))? else {
+            return Ok(false);
+        };
+        let own = &self.record;
+        let is_here = found.namespace.is_none() || found.namespace == own.namespace;
+        if is_here && found.owner.is_alive() {
+            return Err(JournalError::InUse { pid: found.owner.pid });
+        }
+        if !is_here || (&own.driver, &own.bus) != (&found.driver, &found.bus) {
+            // The namespace or the card that it speaks of is gone, with its settings.
+            self.remove(lock)?;
+            return Ok(false);
+        }
+        let own = std::mem::replace(&mut self.record, found);
+        let undone = self.undo_all(lock);
+        self.record = own;
+        undone.map(|()| true)
     }
 
     /// What was changed, in the order in which it was.
@@ -371,9 +370,15 @@ impl<C: Change> Journal<C> {
         self.store.lock().map_err(|source| self.state(source))
     }
 
-    pub(crate) fn write(&self, lock: &StoreLock) -> Result<(), JournalError> {
+    pub(crate) fn write(&mut self, lock: &StoreLock) -> Result<(), JournalError> {
+        self.is_kept = true;
         let written = self.store.write(&self.path, &self.record, lock);
         written.map_err(|source| self.state(source))
+    }
+
+    fn remove(&self, lock: &StoreLock) -> Result<(), JournalError> {
+        let removed = self.store.remove(&self.path, lock);
+        removed.map_err(|source| self.state(source))
     }
 
     fn state(&self, source: io::Error) -> JournalError {
@@ -384,15 +389,10 @@ impl<C: Change> Journal<C> {
     }
 
     /// Writes a change down, then makes it. One that fails is not written down any more.
-    pub(crate) fn change(
-        &mut self,
-        device: &C::Device,
-        change: C,
-        lock: &StoreLock,
-    ) -> Result<(), JournalError> {
+    pub(crate) fn change(&mut self, change: C, lock: &StoreLock) -> Result<(), JournalError> {
         self.record.changes.push(change.clone());
         let made = match self.write(lock) {
-            Ok(()) => change.make(device).map_err(JournalError::Device),
+            Ok(()) => change.make(&self.device).map_err(JournalError::Device),
             Err(error) => Err(error),
         };
         if made.is_err() {
@@ -402,12 +402,13 @@ impl<C: Change> Journal<C> {
         made
     }
 
-    /// Undoes all changes, the last one first, and removes the file. What fails stays in it.
-    pub(crate) fn undo_all(&mut self, device: &C::Device, lock: &StoreLock) -> Result<(), JournalError> {
+    /// Undoes all changes, the last one first, and removes the file. What fails stays in it, for the next process.
+    fn undo_all(&mut self, lock: &StoreLock) -> Result<(), JournalError> {
+        self.is_kept = false;
         let mut failed = None;
         let mut rest = Vec::new();
         while let Some(change) = self.record.changes.pop() {
-            match change.undo(device) {
+            match change.undo(&self.device) {
                 Ok(Undoing::Undone) => {}
                 // What looks like others' may be what failed just now (a rule that needs the feature): it is asked again.
                 Ok(Undoing::Others) if failed.is_some() => rest.push(change),
@@ -426,16 +427,32 @@ impl<C: Change> Journal<C> {
             }
         }
         let Some(source) = failed else {
-            let removed = self.store.remove(&self.path, lock);
-            return removed.map_err(|source| self.state(source));
+            return self.remove(lock);
         };
         rest.reverse();
         self.record.changes = rest;
-        self.write(lock)?;
+        let written = self.store.write(&self.path, &self.record, lock);
+        written.map_err(|source| self.state(source))?;
         Err(JournalError::Undo {
             path: self.path.clone(),
             source,
         })
+    }
+
+    /// Takes all changes back.
+    pub(crate) fn restore(&mut self) -> Result<(), JournalError> {
+        let lock = self.lock()?;
+        self.undo_all(&lock)
+    }
+}
+
+impl<C: Change> Drop for Journal<C> {
+    fn drop(&mut self) {
+        if self.is_kept
+            && let Err(error) = self.restore()
+        {
+            tracing::warn!(interface = self.interface, "{error}");
+        }
     }
 }
 

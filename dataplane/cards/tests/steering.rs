@@ -53,9 +53,6 @@ fn veth_cannot_be_steered_and_is_left_as_it_was() {
         );
         assert_eq!(settings(&ethtool), before);
         assert!(!record(&va).exists());
-        assert!(!Steering::recover(&va).expect("nothing to undo"));
-        assert_eq!(settings(&ethtool), before);
-        assert!(!record(&va).exists());
     });
 }
 

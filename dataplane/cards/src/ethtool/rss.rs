@@ -187,14 +187,6 @@ impl Ethtool {
         Ok(answer.data)
     }
 
-    pub(crate) fn set_udp4_hash_fields(&self, fields: u64) -> Result<(), EthtoolError> {
-        self.rule_command("hashed fields of UDP", uapi::SET_HASH_FIELDS, |data| {
-            data.flow_type = uapi::UDP_V4_FLOW;
-            data.data = fields;
-        })?;
-        Ok(())
-    }
-
     /// What of UDP over IPv4 is hashed; `None` for anything but addresses, or addresses and ports.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::link::{Link, Qdisc, ROOT_HANDLE, is_tso};
-use crate::ethtool::EthtoolError;
+use crate::ethtool::{Driver, EthtoolError};
 use crate::journal::{self, Undoing};
 
 /// A setting of an interface, before and after.
@@ -19,6 +19,10 @@ pub(super) enum Change {
 
 impl journal::Change for Change {
     type Device = Link;
+
+    fn driver(link: &Link) -> Result<Driver, EthtoolError> {
+        link.ethtool.driver()
+    }
 
     fn is_possible(&self) -> bool {
         match self {

@@ -17,7 +17,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use serde::{Deserialize, Serialize};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::ethtool::{Driver, Ethtool, EthtoolError};
+use crate::ethtool::{Ethtool, EthtoolError};
 use crate::netlink;
 
 /// Handle of our root qdisc, 4c4d: as `tc` writes it: "LM".
@@ -173,7 +173,7 @@ pub struct Traffic {
 pub(super) struct Link {
     index: u32,
     socket: Socket,
-    ethtool: Ethtool,
+    pub(super) ethtool: Ethtool,
 }
 
 impl Link {
@@ -191,10 +191,6 @@ impl Link {
             })
         };
         open().map_err(EthtoolError::of_call("socket(2)"))
-    }
-
-    pub(super) fn driver(&self) -> Result<Driver, EthtoolError> {
-        self.ethtool.driver()
     }
 
     /// The root qdisc; `None` for the kernel's default, whose handle is 0.

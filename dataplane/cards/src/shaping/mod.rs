@@ -22,10 +22,8 @@ mod error;
 mod follower;
 mod link;
 
-use std::fmt;
-
 use crate::interface::Interface;
-use crate::journal::{Journal, Store, StoreLock, find, recover};
+use crate::journal::{Journal, Store, StoreLock};
 use change::Change;
 pub use error::ShapingError;
 pub use follower::{Followed, Follower};
@@ -47,21 +45,10 @@ pub enum Foreign {
 }
 
 /// An interface whose kernel traffic is shaped. Dropping it restores the interface.
+#[derive(Debug)]
 pub struct Shaping {
-    link: Link,
-    interface: String,
     journal: Journal<Change>,
     frame_len: u32,
-    restored: bool,
-}
-
-impl fmt::Debug for Shaping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shaping")
-            .field("interface", &self.interface)
-            .field("changes", &self.journal.changes())
-            .finish_non_exhaustive()
-    }
 }
 
 impl Shaping {
@@ -79,11 +66,10 @@ impl Shaping {
         bytes_per_second: u64,
         foreign: Foreign,
     ) -> Result<Shaping, ShapingError> {
-        let (link, store) = (Link::open(interface.index)?, Store::new(Shaping::FOLDER));
-        let driver = link.driver()?;
-        let (path, lock) = find(&store, interface.index)?;
-        recover::<Change>(&link, || link.driver(), &store, &path, &lock)?;
-        let before = link.root()?;
+        let link = Box::new(Link::open(interface.index)?);
+        let (mut journal, lock) = Journal::<Change>::open(link, interface, Store::new(Shaping::FOLDER))?;
+        journal.recover(&lock)?;
+        let before = journal.device.root()?;
         if let Some(root) = &before
             && (foreign == Foreign::Keep || !root.is_restorable())
         {
@@ -94,37 +80,28 @@ impl Shaping {
                 is_restorable: root.is_restorable(),
             });
         }
-        let journal = Journal::new(&store, path, driver)?;
         let mut shaping = Shaping {
-            link,
-            interface: interface.name.clone(),
             journal,
             frame_len: interface.mtu + ETHERNET_HEADER_LEN,
-            restored: false,
         };
-        // From here on dropping it restores the interface, which needs the lock: whoever gives up lets go of it first.
-        match shaping.settle(Change::Root { before }, bytes_per_second, &lock) {
-            Ok(()) => Ok(shaping),
-            Err(error) => {
-                drop(lock);
-                Err(error)
-            }
-        }
+        // Where this fails dropping it restores the interface, which needs the lock: that goes first, as the younger one.
+        let lock = lock;
+        shaping.settle(Change::Root { before }, bytes_per_second, &lock)?;
+        Ok(shaping)
     }
 
     fn settle(&mut self, root: Change, bytes_per_second: u64, lock: &StoreLock) -> Result<(), ShapingError> {
-        self.journal.change(&self.link, root, lock)?;
-        self.link.let_ef_pass()?;
+        self.journal.change(root, lock)?;
+        self.journal.device.let_ef_pass()?;
         self.set_rate(bytes_per_second)?;
-        let before = self.link.gso_max_segs()?;
+        let before = self.journal.device.gso_max_segs()?;
         if before > GSO_MAX_SEGS {
             let after = GSO_MAX_SEGS;
-            self.journal
-                .change(&self.link, Change::GsoMaxSegs { before, after }, lock)?;
+            self.journal.change(Change::GsoMaxSegs { before, after }, lock)?;
         }
-        let tso = self.link.tso(true)?;
+        let tso = self.journal.device.tso(true)?;
         if !tso.is_empty() {
-            self.journal.change(&self.link, Change::TsoOff(tso), lock)?;
+            self.journal.change(Change::TsoOff(tso), lock)?;
         }
         Ok(())
     }
@@ -135,8 +112,7 @@ impl Shaping {
     ///
     /// [`ShapingError::Device`].
     pub fn set_rate(&mut self, bytes_per_second: u64) -> Result<(), ShapingError> {
-        self.link.set_class(bytes_per_second, self.frame_len)?;
-        Ok(())
+        Ok((self.journal.device).set_class(bytes_per_second, self.frame_len)?)
     }
 
     /// What of the shaped packets has left and what waits.
@@ -145,7 +121,7 @@ impl Shaping {
     ///
     /// [`ShapingError::Device`].
     pub fn traffic(&self) -> Result<Traffic, ShapingError> {
-        Ok(self.link.traffic()?)
+        Ok(self.journal.device.traffic()?)
     }
 
     /// Longest frame in bytes, from its Ethernet header on.
@@ -163,26 +139,9 @@ impl Shaping {
         if store.path(interface.index).is_ok_and(|path| !path.exists()) {
             return Ok(false);
         }
-        let link = Link::open(interface.index)?;
-        let (path, lock) = find(&store, interface.index)?;
-        Ok(recover::<Change>(&link, || link.driver(), &store, &path, &lock)?)
-    }
-
-    /// Restores the interface, if it is not yet.
-    fn restore_once(&mut self) -> Result<(), ShapingError> {
-        if std::mem::replace(&mut self.restored, true) {
-            return Ok(());
-        }
-        let lock = self.journal.lock()?;
-        Ok(self.journal.undo_all(&self.link, &lock)?)
-    }
-}
-
-impl Drop for Shaping {
-    fn drop(&mut self) {
-        if let Err(error) = self.restore_once() {
-            tracing::warn!(interface = self.interface, "{error}");
-        }
+        let link = Box::new(Link::open(interface.index)?);
+        let (mut journal, lock) = Journal::<Change>::open(link, interface, store)?;
+        Ok(journal.recover(&lock)?)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::pci::PciDevice;
 pub(crate) trait Card: Send {
     fn driver(&self) -> Result<Driver, EthtoolError>;
     fn channels(&self) -> Result<Channels, EthtoolError>;
-    /// How many queues the kernel spreads over by itself.
+    /// How many receive queues RSS spreads over, as the kernel counts them for a table of its own making.
     fn spread_queues(&self) -> Result<u32, EthtoolError>;
     fn rss(&self) -> Result<RssSettings, EthtoolError>;
     /// An empty table: the kernel's own.
@@ -49,7 +49,8 @@ impl Card for Ethtool {
     }
 
     fn spread_queues(&self) -> Result<u32, EthtoolError> {
-        self.spread_queues()
+        let answer = self.rule_command("receive queues for RSS", uapi::GET_RX_RINGS, |_| {})?;
+        Ok(u32::try_from(answer.data).unwrap_or(u32::MAX))
     }
 
     fn rss(&self) -> Result<RssSettings, EthtoolError> {
@@ -65,7 +66,11 @@ impl Card for Ethtool {
     }
 
     fn set_hash_fields(&self, fields: u64) -> Result<(), EthtoolError> {
-        self.set_udp4_hash_fields(fields)
+        self.rule_command("hashed fields of UDP", uapi::SET_HASH_FIELDS, |data| {
+            data.flow_type = uapi::UDP_V4_FLOW;
+            data.data = fields;
+        })?;
+        Ok(())
     }
 
     fn feature(&self, feature: Feature) -> Result<FeatureState, EthtoolError> {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::card::Card;
 use super::rules::FlowRule;
-use crate::ethtool::{EthtoolError, Feature};
+use crate::ethtool::{Driver, EthtoolError, Feature};
 use crate::journal::{self, Undoing};
 
 /// A setting of a card, before and after.
@@ -29,6 +29,10 @@ pub(crate) enum Change {
 
 impl journal::Change for Change {
     type Device = dyn Card;
+
+    fn driver(card: &dyn Card) -> Result<Driver, EthtoolError> {
+        card.driver()
+    }
 
     /// A card's table is always as long.
     fn is_possible(&self) -> bool {

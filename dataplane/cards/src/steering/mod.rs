@@ -11,7 +11,7 @@
 //! - *By rule*, where the hash cannot be computed: a flow rule names the session's addresses and ports. *Untested on hardware.*
 //!
 //! Whatever is changed is written down in `/run/lm/steering` first and undone when the [`Steering`] is dropped; after a crash,
-//! by the next [`Steering::apply`] or [`Steering::recover`] for the same interface.
+//! by the next [`Steering::apply`] for the same interface.
 //!
 //! Steering changes a card for everybody who uses it and takes CAP_NET_ADMIN.
 
@@ -28,7 +28,6 @@ mod spread;
 pub(crate) mod tests;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
 use std::num::NonZeroU16;
 
@@ -36,7 +35,7 @@ use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey
 
 use crate::ethtool::{self, Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
 use crate::interface::Interface;
-use crate::journal::{Change as _, Journal, Store, StoreLock, find, recover};
+use crate::journal::{Change as _, Journal, JournalError, Store, StoreLock};
 use card::Card;
 use change::{Change, join_tables};
 pub use error::SteeringError;
@@ -52,9 +51,8 @@ const FOLDER: &str = "/run/lm/steering";
 const USUAL_KEY_LEN: usize = 40;
 
 /// A card whose landing queues are kept for LM. Dropping it restores the card.
+#[derive(Debug)]
 pub struct Steering {
-    card: Box<dyn Card>,
-    interface: String,
     journal: Journal<Change>,
     rx_queues: u32,
     rss: RssSettings,
@@ -65,7 +63,6 @@ pub struct Steering {
     kept: BTreeSet<usize>,
     /// What it did by rule instead.
     led_by: Vec<FlowRule>,
-    restored: bool,
 }
 
 /// Packets that have to come to a queue, or only must not come to the landing queue.
@@ -75,15 +72,6 @@ pub struct Neighbouring {
     pub flow: Flow,
     /// Their queue; `None`: whichever it is now.
     pub queue: Option<u32>,
-}
-
-impl fmt::Debug for Steering {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Steering")
-            .field("interface", &self.interface)
-            .field("changes", &self.journal.changes())
-            .finish_non_exhaustive()
-    }
 }
 
 impl Steering {
@@ -97,14 +85,19 @@ impl Steering {
     /// See [`SteeringError`]; the card is as before then.
     pub fn apply(interface: &Interface, landing_queues: &[u32]) -> Result<Steering, SteeringError> {
         let card = Ethtool::open(interface.index).map_err(EthtoolError::of_call("socket(2)"))?;
-        let store = Store::new(FOLDER);
         let queues = interface.rx_queues;
-        Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues)
+        Steering::apply_to(
+            Box::new(card),
+            Store::new(FOLDER),
+            interface,
+            queues,
+            landing_queues,
+        )
     }
 
     fn apply_to(
         card: Box<dyn Card>,
-        store: &Store,
+        store: Store,
         interface: &Interface,
         rx_queues: u32,
         landing_queues: &[u32],
@@ -130,15 +123,11 @@ impl Steering {
             check_queue(name, queue, rx_queues)?;
         }
 
-        let (path, lock) = find(store, interface.index)?;
-        let recovered = recover::<Change>(&*card, || card.driver(), store, &path, &lock)?;
-        let rss = if recovered { card.rss()? } else { before };
+        let (mut journal, lock) = Journal::<Change>::open(card, interface, store)?;
+        let recovered = journal.recover(&lock)?;
+        let rss = if recovered { journal.device.rss()? } else { before };
         let table = spread(&rss.table, landing_queues, rx_queues);
-
-        let journal = Journal::new(store, path, driver)?;
         let mut steering = Steering {
-            card,
-            interface: name.clone(),
             journal,
             rx_queues,
             rss,
@@ -146,16 +135,11 @@ impl Steering {
             spread: Vec::new(),
             kept: BTreeSet::new(),
             led_by: Vec::new(),
-            restored: false,
         };
-        // From here on dropping it restores the card, which needs the lock: whoever gives up lets go of it first.
-        match steering.settle(table, &lock) {
-            Ok(()) => Ok(steering),
-            Err(error) => {
-                drop(lock);
-                Err(error)
-            }
-        }
+        // Where this fails dropping it restores the card, which needs the lock: that goes first, as the younger one.
+        let lock = lock;
+        steering.settle(table, &lock)?;
+        Ok(steering)
     }
 
     /// Makes the card ours, and the first changes.
@@ -167,20 +151,20 @@ impl Steering {
                 after: table,
                 transform: self.rss.transform,
             };
-            self.change(change, lock)?;
-            self.rss = self.card.rss()?;
+            self.journal.change(change, lock)?;
+            self.rss = self.journal.device.rss()?;
         }
-        match self.card.hash_fields() {
+        match self.journal.device.hash_fields() {
             Ok(before) if before != ethtool::HASH_ADDRESSES_AND_PORTS => {
                 let after = ethtool::HASH_ADDRESSES_AND_PORTS;
-                match self.change(Change::HashFields { before, after }, lock) {
+                match self.journal.change(Change::HashFields { before, after }, lock) {
                     // Then it goes on hashing what it does.
-                    Err(SteeringError::Card(
+                    Err(JournalError::Device(
                         EthtoolError::Unsupported { .. } | EthtoolError::System { .. },
                     )) => self.hash_input = ethtool::hash_input(before),
                     other => {
                         other?;
-                        self.hash_input = ethtool::hash_input(self.card.hash_fields()?);
+                        self.hash_input = ethtool::hash_input(self.journal.device.hash_fields()?);
                     }
                 }
             }
@@ -242,7 +226,7 @@ impl Steering {
         others: &[Neighbouring],
         (alone, seed): (bool, u32),
     ) -> Result<u16, SteeringError> {
-        check_queue(&self.interface, landing, self.rx_queues)?;
+        check_queue(&self.journal.interface, landing, self.rx_queues)?;
         match self.lead_by_hash(landing, fragments, port, others, (alone, seed)) {
             Err(error @ (SteeringError::Hash(_) | SteeringError::Fields | SteeringError::Rss(_))) => {
                 let source_port = port.map_or(FIRST_SOURCE_PORT | seed as u16, NonZeroU16::get);
@@ -335,7 +319,7 @@ impl Steering {
         fragments: &Flow,
         others: &[Neighbouring],
     ) -> Result<(), SteeringError> {
-        check_queue(&self.interface, landing, self.rx_queues)?;
+        check_queue(&self.journal.interface, landing, self.rx_queues)?;
         let key = key(&self.rss, system_key)?;
         let input = self.hash_input.ok_or(SteeringError::Fields)?;
         let (len, mut table) = (self.spread.len(), self.spread.clone());
@@ -366,7 +350,7 @@ impl Steering {
     /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known
     /// where packets come; [`SteeringError::Card`] or [`SteeringError::Journal`] where the table cannot be written.
     pub fn keep(&mut self, flow: &Flow, queue: u32) -> Result<(), SteeringError> {
-        check_queue(&self.interface, queue, self.rx_queues)?;
+        check_queue(&self.journal.interface, queue, self.rx_queues)?;
         let key = key(&self.rss, system_key)?;
         let input = self.hash_input.ok_or(SteeringError::Fields)?;
         let at = Rss::new(&key, &self.spread, input)?.hash(flow) as usize % self.spread.len();
@@ -375,7 +359,7 @@ impl Steering {
             table[at] = queue;
         } else {
             tracing::warn!(
-                interface = self.interface,
+                interface = self.journal.interface,
                 "small packets of {} come to the landing queue while its session lasts",
                 flow.source
             );
@@ -408,25 +392,12 @@ impl Steering {
             after: table.clone(),
             transform: self.rss.transform,
         };
-        self.change(change, &lock)?;
+        self.journal.change(change, &lock)?;
         self.rss.table = table;
         if join_tables(self.journal.changes_mut()) {
             self.journal.write(&lock)?;
         }
         Ok(())
-    }
-
-    /// Undoes what a dead process left on an interface of the calling thread's network namespace; tells whether there was
-    /// anything.
-    ///
-    /// # Errors
-    ///
-    /// See [`SteeringError`]: [`JournalError::InUse`](crate::JournalError::InUse) while the process lives.
-    pub fn recover(interface: &Interface) -> Result<bool, SteeringError> {
-        let card = Ethtool::open(interface.index).map_err(EthtoolError::of_call("socket(2)"))?;
-        let store = Store::new(FOLDER);
-        let (path, lock) = find(&store, interface.index)?;
-        Ok(recover::<Change>(&card, || card.driver(), &store, &path, &lock)?)
     }
 
     /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is
@@ -436,13 +407,16 @@ impl Steering {
     ///
     /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Card`] for a driver without rules, or that does not take this one.
     fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
-        check_queue(&self.interface, rule.queue, self.rx_queues)?;
+        check_queue(&self.journal.interface, rule.queue, self.rx_queues)?;
         let lock = self.journal.lock()?;
-        if self.card.find_rule(rule)?.is_some() {
+        if self.journal.device.find_rule(rule)?.is_some() {
             return Ok(());
         }
-        self.switch_locked(Feature::Ntuple, true, &lock)?;
-        self.change(Change::Rule(*rule), &lock)
+        let (feature, before) = (Feature::Ntuple, false);
+        if !self.journal.device.feature(feature)?.on {
+            self.journal.change(Change::Feature { feature, before }, &lock)?;
+        }
+        Ok(self.journal.change(Change::Rule(*rule), &lock)?)
     }
 
     /// Takes a rule of [`Steering::add_rule`] away again; nothing for any other.
@@ -456,28 +430,9 @@ impl Steering {
             return Ok(());
         };
         let lock = self.journal.lock()?;
-        change.undo(&*self.card)?;
+        change.undo(&*self.journal.device)?;
         self.journal.changes_mut().remove(at);
         Ok(self.journal.write(&lock)?)
-    }
-
-    fn switch_locked(&mut self, feature: Feature, on: bool, lock: &StoreLock) -> Result<(), SteeringError> {
-        let before = self.card.feature(feature)?.on;
-        if before == on {
-            return Ok(());
-        }
-        // Switched there and back: what the first change says to restore is right again.
-        let first = self.journal.changes().iter().position(
-            |change| matches!(change, Change::Feature { feature: switched, .. } if *switched == feature),
-        );
-        match first {
-            Some(at) => {
-                self.card.set_feature(feature, on)?;
-                self.journal.changes_mut().remove(at);
-                Ok(self.journal.write(lock)?)
-            }
-            None => self.change(Change::Feature { feature, before }, lock),
-        }
     }
 
     /// Forbids the card PCI Express relaxed ordering, with which a later packet's headers might overtake an earlier packet's
@@ -488,40 +443,15 @@ impl Steering {
     /// [`SteeringError::RelaxedOrdering`] where it cannot be read or does not go off; [`SteeringError::Journal`].
     pub fn forbid_relaxed_ordering(&mut self) -> Result<(), SteeringError> {
         let lock = self.journal.lock()?;
-        let off = match self.card.relaxed_ordering() {
-            Ok(Some(true)) => self.change(Change::RelaxedOrderingOff, &lock),
-            told => told.map(|_| ()).map_err(SteeringError::Card),
+        let off = match self.journal.device.relaxed_ordering() {
+            Ok(Some(true)) => self.journal.change(Change::RelaxedOrderingOff, &lock),
+            told => told.map(|_| ()).map_err(JournalError::Device),
         };
         let bus = self.journal.bus().to_owned();
         off.map_err(|error| match error {
-            SteeringError::Card(source) => SteeringError::RelaxedOrdering { bus, source },
-            error => error,
+            JournalError::Device(source) => SteeringError::RelaxedOrdering { bus, source },
+            error => error.into(),
         })
-    }
-
-    /// Restores the card, if it is not yet.
-    ///
-    /// # Errors
-    ///
-    /// [`JournalError::Undo`](crate::JournalError::Undo); the rest is left to the next [`Steering::recover`].
-    fn restore_once(&mut self) -> Result<(), SteeringError> {
-        if std::mem::replace(&mut self.restored, true) {
-            return Ok(());
-        }
-        let lock = self.journal.lock()?;
-        Ok(self.journal.undo_all(&*self.card, &lock)?)
-    }
-
-    fn change(&mut self, change: Change, lock: &StoreLock) -> Result<(), SteeringError> {
-        Ok(self.journal.change(&*self.card, change, lock)?)
-    }
-}
-
-impl Drop for Steering {
-    fn drop(&mut self) {
-        if let Err(error) = self.restore_once() {
-            tracing::warn!(interface = self.interface, "{error}");
-        }
     }
 }
 
@@ -536,13 +466,13 @@ fn check_queue(interface: &str, queue: u32, rx_queues: u32) -> Result<(), Steeri
     })
 }
 
-/// The card's key, or what `system` gives where the driver keeps it to itself.
 /// The entries of a table of this length that packets meet.
 fn entries(rss: &Rss<'_>, len: usize, packets: &[Neighbouring]) -> Vec<usize> {
     let hashes = packets.iter().map(|packet| rss.hash(&packet.flow) as usize);
     hashes.map(|hash| hash % len).collect()
 }
 
+/// The card's key, or what `system` gives where the driver keeps it to itself.
 fn key(
     rss: &RssSettings,
     system: impl FnOnce(usize) -> io::Result<Vec<u8>>,

@@ -3,18 +3,12 @@
 //! Tested byte by byte and against a model of a card, but *untested on hardware*: drivers differ in which rules they
 //! take, and say so only when one is inserted.
 
-use std::fmt;
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
 use crate::ethtool::uapi::{FlowSpec, UDP_V4_FLOW};
-
-/// `IP_USER_FLOW`: any packet of an IP version.
-const IP_USER_FLOW: u32 = 0x0d;
-/// `ETH_RX_NFC_IP4`, the only version that [`IP_USER_FLOW`] knows.
-const IP_VERSION_4: u8 = 1;
 
 /// Packets, and the receive queue that they go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,7 +23,7 @@ pub(crate) struct FlowRule {
     pub(crate) queue: u32,
 }
 
-/// Which of the packets between two addresses.
+/// Which of the packets between two addresses. The journal's file names the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum FlowPorts {
     /// UDP with these ports. Never an IP fragment but the first of its datagram: the others have no ports.
@@ -40,8 +34,6 @@ pub(crate) enum FlowPorts {
         /// such as small messages, off the landing queue.
         source: Option<u16>,
     },
-    /// Every IPv4 packet, with its fragments, of whatever protocol.
-    Any,
 }
 
 impl FlowRule {
@@ -52,25 +44,17 @@ impl FlowRule {
             spec.header[at..at + bytes.len()].copy_from_slice(bytes);
             spec.header_mask[at..at + bytes.len()].fill(0xff);
         };
-        // `struct ethtool_tcpip4_spec` and `struct ethtool_usrip4_spec` begin alike.
+        // `struct ethtool_tcpip4_spec`.
         part(4, &self.destination.octets());
         if let Some(source) = self.source {
             part(0, &source.octets());
         }
-        match self.ports {
-            FlowPorts::Udp { destination, source } => {
-                part(10, &destination.to_be_bytes());
-                if let Some(source) = source {
-                    part(8, &source.to_be_bytes());
-                }
-                spec.flow_type = UDP_V4_FLOW;
-            }
-            FlowPorts::Any => {
-                // Drivers want the version named and its mask empty.
-                spec.header[13] = IP_VERSION_4;
-                spec.flow_type = IP_USER_FLOW;
-            }
+        let FlowPorts::Udp { destination, source } = self.ports;
+        part(10, &destination.to_be_bytes());
+        if let Some(source) = source {
+            part(8, &source.to_be_bytes());
         }
+        spec.flow_type = UDP_V4_FLOW;
         spec.ring_cookie = u64::from(self.queue);
         spec.location = location;
         spec
@@ -88,26 +72,6 @@ impl FlowRule {
             && own.header_mask[..13] == spec.header_mask[..13]
             && masked(&own) == masked(spec)
             && spec.extension_mask == [0; 20]
-    }
-}
-
-impl fmt::Display for FlowRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.ports {
-            FlowPorts::Udp { .. } => f.write_str("udp4")?,
-            FlowPorts::Any => f.write_str("ip4")?,
-        }
-        if let Some(source) = self.source {
-            write!(f, " src-ip {source}")?;
-        }
-        write!(f, " dst-ip {}", self.destination)?;
-        if let FlowPorts::Udp { destination, source } = self.ports {
-            if let Some(source) = source {
-                write!(f, " src-port {source}")?;
-            }
-            write!(f, " dst-port {destination}")?;
-        }
-        write!(f, " action {}", self.queue)
     }
 }
 
@@ -148,7 +112,6 @@ mod tests {
         expected.push((152, 5)); // ring_cookie
         expected.push((160, 9)); // location
         assert_eq!(bytes(&RULE, 9), expected);
-        assert_eq!(RULE.to_string(), "udp4 dst-ip 10.1.2.3 dst-port 7168 action 5");
     }
 
     #[test]
@@ -168,24 +131,6 @@ mod tests {
         expected.push((152, 5));
         expected.extend((160..164).map(|at| (at, 0xff))); // RX_CLS_LOC_ANY
         assert_eq!(bytes(&rule, crate::ethtool::uapi::LOCATION_ANY), expected);
-        assert_eq!(
-            rule.to_string(),
-            "udp4 src-ip 10.1.2.9 dst-ip 10.1.2.3 src-port 49313 dst-port 7168 action 5"
-        );
-    }
-
-    #[test]
-    fn a_rule_for_addresses_takes_fragments_too() {
-        let rule = FlowRule {
-            ports: FlowPorts::Any,
-            ..RULE
-        };
-        let mut expected = vec![(0, 0x0d), (8, 10), (9, 1), (10, 2), (11, 3)];
-        expected.push((17, 1)); // usr_ip4_spec.ip_ver
-        expected.extend((80..84).map(|at| (at, 0xff)));
-        expected.push((152, 5));
-        assert_eq!(bytes(&rule, 0), expected);
-        assert_eq!(rule.to_string(), "ip4 dst-ip 10.1.2.3 action 5");
     }
 
     #[test]
@@ -197,11 +142,7 @@ mod tests {
             },
             ..RULE
         };
-        let any = FlowRule {
-            ports: FlowPorts::Any,
-            ..RULE
-        };
-        let mut rules = vec![RULE, session, any];
+        let mut rules = vec![RULE, session];
         for rule in rules.clone() {
             rules.push(FlowRule { queue: 6, ..rule });
             rules.push(FlowRule {
@@ -215,7 +156,11 @@ mod tests {
         }
         for (at, rule) in rules.iter().enumerate() {
             for (other_at, other) in rules.iter().enumerate() {
-                assert_eq!(rule.is(&other.encode(7)), at == other_at, "{rule} and {other}");
+                assert_eq!(
+                    rule.is(&other.encode(7)),
+                    at == other_at,
+                    "{rule:?} and {other:?}"
+                );
             }
         }
         // What a driver fills in.

@@ -32,6 +32,14 @@ impl Folder {
         Store::new(&self.0)
     }
 
+    /// The file of the model's interface, and the lock on it.
+    fn find(&self) -> (Store, PathBuf, StoreLock) {
+        let store = self.store();
+        let path = store.path(interface().index).expect("a namespace");
+        let lock = store.lock().expect("a folder");
+        (store, path, lock)
+    }
+
     fn files(&self) -> usize {
         std::fs::read_dir(&self.0).map_or(0, Iterator::count)
     }
@@ -63,23 +71,23 @@ fn interface() -> Interface {
     interface
 }
 
-fn switch(steering: &mut Steering, feature: Feature, on: bool) {
-    let lock = steering.journal.lock().expect("a folder");
-    steering.switch_locked(feature, on, &lock).expect("a feature");
-}
-
 /// Everything that can be changed.
 fn change_all(steering: &mut Steering) {
     steering.add_rule(&rule(7168, 1)).expect("a rule");
     steering.add_rule(&rule(7170, 1)).expect("a rule");
-    switch(steering, Feature::RxVlan, false);
+    let lock = steering.journal.lock().expect("a folder");
+    let (feature, before) = (Feature::RxVlan, true);
+    let switched = steering
+        .journal
+        .change(Change::Feature { feature, before }, &lock);
+    switched.expect("a feature");
+    drop(lock);
     steering.forbid_relaxed_ordering().expect("a PCI device");
 }
 
 /// Makes the record on disk that of a process that is gone.
 fn bury(folder: &Folder) {
-    let store = folder.store();
-    let (path, lock) = find(&store, interface().index).expect("a folder");
+    let (store, path, lock) = folder.find();
     let mut record = store
         .read::<Change>(&path, &lock)
         .expect("readable")
@@ -89,9 +97,9 @@ fn bury(folder: &Folder) {
 }
 
 fn recover_model(card: &Model, folder: &Folder) -> Result<bool, SteeringError> {
-    let store = folder.store();
-    let (path, lock) = find(&store, interface().index)?;
-    Ok(recover::<Change>(card, || card.driver(), &store, &path, &lock)?)
+    let card = Box::new(card.clone());
+    let (mut journal, lock) = Journal::<Change>::open(card, &interface(), folder.store())?;
+    Ok(journal.recover(&lock)?)
 }
 
 #[test]
@@ -129,7 +137,7 @@ fn the_kernels_own_table_is_given_back_to_the_kernel() {
     let before = card.settings();
     let mut steering = card.apply(&folder).expect("it can be steered");
     assert!(card.settings().by_hand);
-    steering.restore_once().expect("restored");
+    steering.journal.restore().expect("restored");
     assert_eq!(card.settings(), before);
 }
 
@@ -384,8 +392,7 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
         for made in [written.saturating_sub(1), written] {
             let (folder, card) = (Folder::new("crash"), Model::new());
             card.state().settings = points[made].clone();
-            let store = folder.store();
-            let (path, lock) = find(&store, interface().index).expect("a folder");
+            let (store, path, lock) = folder.find();
             let mut record = Record::new(
                 Owner {
                     pid: u32::MAX,
@@ -469,9 +476,7 @@ fn what_others_have_set_since_stays() {
         // They took our rule away, and put another in its place.
         state.settings.rules[0].1 = rule(80, 0);
     }
-    steering
-        .restore_once()
-        .expect("nothing of ours is left to restore");
+    (steering.journal.restore()).expect("nothing of ours is left to restore");
     let after = card.settings();
     assert_eq!((after.table, after.fields), (theirs, 0x10));
     assert_eq!(
@@ -510,15 +515,6 @@ fn somebody_elses_rule_stays() {
     steering.add_rule(&rule(7168, 1)).expect("a rule");
     steering.remove_rule(&rule(7168, 1)).expect("ours");
     assert_eq!(card.settings().rules, [(0, theirs)]);
-    switch(&mut steering, Feature::RxVlan, false);
-    switch(&mut steering, Feature::RxVlan, true);
-    assert!(!steering.journal.changes().iter().any(|change| matches!(
-        change,
-        Change::Feature {
-            feature: Feature::RxVlan,
-            ..
-        }
-    )));
     drop(steering);
     let after = card.settings();
     assert!(after.vlan && after.ntuple);
@@ -578,11 +574,8 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
     card.state().broken = Some(libc::EBUSY);
-    let error = steering.restore_once().expect_err("busy");
-    assert!(
-        matches!(error, SteeringError::Journal(JournalError::Undo { .. })),
-        "{error}"
-    );
+    let error = steering.journal.restore().expect_err("busy");
+    assert!(matches!(error, JournalError::Undo { .. }), "{error}");
     assert_eq!(folder.files(), 1);
     bury(&folder);
     assert!(matches!(
@@ -602,7 +595,7 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     // A device that went away has taken its settings with it.
     let mut steering = card.apply(&folder).expect("it can be steered");
     card.state().broken = Some(libc::ENODEV);
-    steering.restore_once().expect("nothing to restore");
+    steering.journal.restore().expect("nothing to restore");
     assert_eq!(folder.files(), 0);
 }
 
@@ -611,7 +604,7 @@ fn what_cannot_be_steered_says_what_to_do() {
     let (folder, card) = (Folder::new("refusals"), Model::new());
     let before = card.settings();
     let apply = |queues: &[u32]| {
-        let error = Steering::apply_to(Box::new(card.clone()), &folder.store(), &interface(), 2, queues);
+        let error = Steering::apply_to(Box::new(card.clone()), folder.store(), &interface(), 2, queues);
         error.expect_err("refused").to_string()
     };
     assert_eq!(

@@ -8,7 +8,6 @@ use super::super::change::Change;
 use super::super::{Steering, SteeringError};
 use super::model::{Model, Settings};
 use super::{Folder, recover_model};
-use super::{find, interface};
 use crate::ethtool::Feature;
 use crate::journal::{JournalError, Record};
 
@@ -55,7 +54,7 @@ pub(crate) fn recover_from(bytes: &[u8]) {
     // As a process leaves it that dies now.
     let mut steering: Steering = card.apply(&folder).expect("it can be steered");
     super::change_all(&mut steering);
-    steering.restored = true;
+    steering.journal.is_kept = false;
     drop(steering);
     {
         let mut state = card.state();
@@ -64,8 +63,7 @@ pub(crate) fn recover_from(bytes: &[u8]) {
         state.broken = (shape & 4 != 0).then_some(libc::EIO);
         state.history.clear();
     }
-    let store = folder.store();
-    let (path, lock) = find(&store, interface().index).expect("a folder");
+    let (store, path, lock) = folder.find();
     fs::write(&path, text).expect("the journal");
     let record = store.read::<Change>(&path, &lock);
     drop(lock);

@@ -85,7 +85,7 @@ impl Model {
     }
 
     pub(super) fn apply(&self, folder: &Folder) -> Result<Steering, SteeringError> {
-        Steering::apply_to(Box::new(self.clone()), &folder.store(), &interface(), 2, &[1])
+        Steering::apply_to(Box::new(self.clone()), folder.store(), &interface(), 2, &[1])
     }
 }
 
