@@ -39,17 +39,13 @@ pub struct Driver {
     pub bus: String,
 }
 
-/// Queues in use and the most there can be (`ETHTOOL_GCHANNELS`). A combined channel has a receive and a transmit queue.
+/// Queues in use (`ETHTOOL_GCHANNELS`). A combined channel has a receive and a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channels {
     /// Receive queues.
     pub rx: u32,
     /// Transmit queues.
     pub tx: u32,
-    /// Most receive queues.
-    pub max_rx: u32,
-    /// Most transmit queues.
-    pub max_tx: u32,
 }
 
 /// How long the card holds interrupts for received packets back (`ETHTOOL_GCOALESCE`).
@@ -59,19 +55,6 @@ pub struct Coalescing {
     pub rx_us: u32,
     /// The driver sets it as packets come.
     pub is_adaptive: bool,
-}
-
-/// Lengths of the card's own rings (`ETHTOOL_GRINGPARAM`), in descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingLens {
-    /// Of each receive queue.
-    pub rx: u32,
-    /// The longest for receiving.
-    pub rx_max: u32,
-    /// Of each transmit queue.
-    pub tx: u32,
-    /// The longest for sending.
-    pub tx_max: u32,
 }
 
 impl Ethtool {
@@ -193,25 +176,18 @@ impl Ethtool {
         Ok(Channels {
             rx: channels.rx.saturating_add(channels.combined),
             tx: channels.tx.saturating_add(channels.combined),
-            max_rx: channels.max_rx.max(channels.max_combined),
-            max_tx: channels.max_tx.max(channels.max_combined),
         })
     }
 
-    /// Lengths of the card's rings.
+    /// Descriptors in the ring of each receive queue (`ETHTOOL_GRINGPARAM`).
     ///
     /// # Errors
     ///
     /// [`EthtoolError`].
-    pub fn ring_lens(&self) -> Result<RingLens, EthtoolError> {
+    pub fn rx_ring_len(&self) -> Result<u32, EthtoolError> {
         // SAFETY: the command's struct, which has a fixed size.
         let rings: uapi::RingParam = unsafe { self.filled("ring lengths", uapi::GET_RINGS)? };
-        Ok(RingLens {
-            rx: rings.rx,
-            rx_max: rings.rx_max,
-            tx: rings.tx,
-            tx_max: rings.tx_max,
-        })
+        Ok(rings.rx)
     }
 
     /// How long interrupts are held back.
@@ -406,7 +382,7 @@ mod tests {
         }
         unsupported!(
             ethtool.channels(),
-            ethtool.ring_lens(),
+            ethtool.rx_ring_len(),
             ethtool.rss(),
             ethtool.hash_input(),
             ethtool.rules().map(|table| table.len)

@@ -12,12 +12,10 @@ use netlink_sys::{Socket, protocols::NETLINK_GENERIC};
 
 use crate::netlink::{ask, open, order, serialized};
 
-/// `NETDEV_CMD_DEV_GET`, and its attributes `NETDEV_A_DEV_IFINDEX`, `…_XDP_FEATURES`, `…_XDP_ZC_MAX_SEGS` and
-/// `…_XSK_FEATURES`.
+/// `NETDEV_CMD_DEV_GET`, and its attributes `NETDEV_A_DEV_IFINDEX`, `…_XDP_FEATURES` and `…_XSK_FEATURES`.
 const GET_DEVICE: u8 = 1;
 const INTERFACE_INDEX: u16 = 1;
 const XDP_FEATURES: u16 = 3;
-const ZERO_COPY_SEGMENTS: u16 = 4;
 const XSK_FEATURES: u16 = 6;
 
 /// `NETDEV_XDP_ACT_XSK_ZEROCOPY`.
@@ -177,8 +175,6 @@ pub struct XdpFeatures {
     pub xdp: u64,
     /// `NETDEV_XSK_FLAGS_*`; 0 before Linux 6.8.
     pub xsk: u64,
-    /// Most frames of one packet in zero-copy mode; 0 before Linux 6.6.
-    pub zero_copy_segments: u32,
 }
 
 impl XdpFeatures {
@@ -212,7 +208,6 @@ impl XdpFeatures {
         XdpFeatures {
             xdp: value(XDP_FEATURES),
             xsk: value(XSK_FEATURES),
-            zero_copy_segments: value(ZERO_COPY_SEGMENTS) as u32,
         }
     }
 }
@@ -236,17 +231,13 @@ mod tests {
         let attributes = [
             DefaultNla::new(INTERFACE_INDEX, 7_u32.to_ne_bytes().to_vec()),
             DefaultNla::new(XDP_FEATURES, 0b1011_u64.to_ne_bytes().to_vec()),
-            DefaultNla::new(ZERO_COPY_SEGMENTS, 17_u32.to_ne_bytes().to_vec()),
             DefaultNla::new(XSK_FEATURES, 2_u64.to_ne_bytes().to_vec()),
             DefaultNla::new(99, b"of a later kernel".to_vec()),
         ];
         let mut answer = vec![0; attributes.as_slice().buffer_len()];
         attributes.as_slice().emit(&mut answer);
         let features = XdpFeatures::of(&parse(&answer).expect("an answer"));
-        assert_eq!(
-            (features.xdp, features.xsk, features.zero_copy_segments),
-            (11, 2, 17)
-        );
+        assert_eq!((features.xdp, features.xsk), (11, 2));
         assert!(features.zero_copy() && features.sums());
         assert!(!XdpFeatures::default().zero_copy());
     }

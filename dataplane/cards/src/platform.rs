@@ -287,12 +287,9 @@ fn bounce(facts: &Facts) -> Option<Bounce> {
 /// Descriptors in each receive ring of an interface of the calling thread's network namespace; the usual number where its driver
 /// does not tell.
 pub fn rx_ring_len(interface: &Interface) -> u32 {
-    let lens = Ethtool::open(interface.index)
-        .ok()
-        .and_then(|ethtool| ethtool.ring_lens().ok());
-    lens.map(|lens| lens.rx)
-        .filter(|&len| len > 0)
-        .unwrap_or(USUAL_RING_LEN)
+    let ethtool = Ethtool::open(interface.index).ok();
+    let len = ethtool.and_then(|ethtool| ethtool.rx_ring_len().ok());
+    len.filter(|len| *len > 0).unwrap_or(USUAL_RING_LEN)
 }
 
 /// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it.

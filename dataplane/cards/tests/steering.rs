@@ -72,10 +72,7 @@ fn ethtool_tells_what_veth_is() {
         let driver = ethtool.driver().expect("a driver");
         assert_eq!((driver.name.as_str(), driver.bus.as_str()), ("veth", ""));
         let channels = ethtool.channels().expect("channels");
-        assert_eq!(
-            (channels.rx, channels.tx, channels.max_rx, channels.max_tx),
-            (3, 3, 3, 3)
-        );
+        assert_eq!((channels.rx, channels.tx), (3, 3));
         assert!(matches!(ethtool.rss(), Err(EthtoolError::Unsupported { .. })));
         assert!(matches!(
             ethtool.set_rss_table(&[0, 0], 0),

@@ -90,7 +90,7 @@ fn unaligned(bed: &Bed) {
 /// The kernel's case also sets the device's rings, which veth has no operation for.
 fn assert_no_hardware_rings(bed: &Bed) {
     let (namespace, device) = bed.namespace(End::A);
-    let rings = namespace.run(|| Ethtool::named(device).expect("a socket").ring_lens());
+    let rings = namespace.run(|| Ethtool::named(device).expect("a socket").rx_ring_len());
     assert!(
         matches!(rings, Err(EthtoolError::Unsupported { .. })),
         "{rings:?}"

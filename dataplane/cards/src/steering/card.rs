@@ -2,13 +2,12 @@
 
 use super::rules::FlowRule;
 use crate::ethtool::uapi;
-use crate::ethtool::{Channels, Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings};
+use crate::ethtool::{Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings};
 use crate::pci::PciDevice;
 
 /// A card's settings. Each call reads or changes the card itself; no setting is remembered.
 pub(crate) trait Card: Send {
     fn driver(&self) -> Result<Driver, EthtoolError>;
-    fn channels(&self) -> Result<Channels, EthtoolError>;
     /// How many receive queues RSS spreads over, as the kernel counts them for a table of its own making.
     fn spread_queues(&self) -> Result<u32, EthtoolError>;
     fn rss(&self) -> Result<RssSettings, EthtoolError>;
@@ -42,10 +41,6 @@ fn pci(card: &Ethtool) -> Result<Option<&PciDevice>, EthtoolError> {
 impl Card for Ethtool {
     fn driver(&self) -> Result<Driver, EthtoolError> {
         self.driver()
-    }
-
-    fn channels(&self) -> Result<Channels, EthtoolError> {
-        self.channels()
     }
 
     fn spread_queues(&self) -> Result<u32, EthtoolError> {

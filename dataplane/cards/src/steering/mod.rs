@@ -85,21 +85,13 @@ impl Steering {
     /// See [`SteeringError`]; the card is as before then.
     pub fn apply(interface: &Interface, landing_queues: &[u32]) -> Result<Steering, SteeringError> {
         let card = Ethtool::open(interface.index).map_err(EthtoolError::of_call("socket(2)"))?;
-        let queues = interface.rx_queues;
-        Steering::apply_to(
-            Box::new(card),
-            Store::new(FOLDER),
-            interface,
-            queues,
-            landing_queues,
-        )
+        Steering::apply_to(Box::new(card), Store::new(FOLDER), interface, landing_queues)
     }
 
     fn apply_to(
         card: Box<dyn Card>,
         store: Store,
         interface: &Interface,
-        rx_queues: u32,
         landing_queues: &[u32],
     ) -> Result<Steering, SteeringError> {
         let name = &interface.name;
@@ -115,7 +107,7 @@ impl Steering {
         if before.table.is_empty() {
             return Err(unsupported());
         }
-        let rx_queues = card.channels().map_or(rx_queues, |channels| channels.rx);
+        let rx_queues = interface.rx_queues;
         for &queue in landing_queues {
             if queue == 0 {
                 return Err(SteeringError::QueueZero);

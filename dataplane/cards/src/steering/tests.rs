@@ -67,7 +67,7 @@ fn rule(port: u16, queue: u32) -> FlowRule {
 
 fn interface() -> Interface {
     let mut interface = Interface::by_name("lo").expect("every namespace has a loopback");
-    interface.name = "model".into();
+    (interface.name, interface.rx_queues) = ("model".into(), 2);
     interface
 }
 
@@ -604,7 +604,7 @@ fn what_cannot_be_steered_says_what_to_do() {
     let (folder, card) = (Folder::new("refusals"), Model::new());
     let before = card.settings();
     let apply = |queues: &[u32]| {
-        let error = Steering::apply_to(Box::new(card.clone()), folder.store(), &interface(), 2, queues);
+        let error = Steering::apply_to(Box::new(card.clone()), folder.store(), &interface(), queues);
         error.expect_err("refused").to_string()
     };
     assert_eq!(

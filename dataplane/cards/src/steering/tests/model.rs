@@ -7,7 +7,7 @@ use super::super::card::Card;
 use super::super::rules::FlowRule;
 use super::super::{Steering, SteeringError};
 use super::{Folder, interface};
-use crate::ethtool::{Channels, Driver, EthtoolError, Feature, FeatureState, RssSettings};
+use crate::ethtool::{Driver, EthtoolError, Feature, FeatureState, RssSettings};
 
 /// All that a card remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Model {
     }
 
     pub(super) fn apply(&self, folder: &Folder) -> Result<Steering, SteeringError> {
-        Steering::apply_to(Box::new(self.clone()), folder.store(), &interface(), 2, &[1])
+        Steering::apply_to(Box::new(self.clone()), folder.store(), &interface(), &[1])
     }
 }
 
@@ -98,16 +98,6 @@ impl Card for Model {
         Ok(Driver {
             name: "model".into(),
             bus: self.state().bus.clone(),
-        })
-    }
-
-    fn channels(&self) -> Result<Channels, EthtoolError> {
-        let queues = self.state().queues;
-        Ok(Channels {
-            rx: queues,
-            tx: queues,
-            max_rx: queues,
-            max_tx: queues,
         })
     }
 
