@@ -16,7 +16,7 @@ mod metrics;
 mod pins;
 mod policy;
 mod ports;
-mod privileges;
+pub mod privileges;
 mod reader;
 mod socket;
 

@@ -14,6 +14,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use caps::errors::CapsError;
 use caps::{CapSet, Capability, CapsHashSet};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -23,7 +24,8 @@ use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
 use crate::config::BPFFS;
 use crate::pins::Pins;
 
-const KEPT: [Capability; 4] = [
+/// What programs of LM keep of root's power.
+pub const KEPT: [Capability; 4] = [
     Capability::CAP_BPF,
     Capability::CAP_NET_ADMIN,
     Capability::CAP_NET_RAW,
@@ -217,8 +219,18 @@ pub(crate) fn give(folder: &OwnedFd, (uid, gid): (Uid, Gid)) -> Result<(), Errno
 /// Becomes the user, if any, and keeps the four capabilities alone. No other thread may run yet: the kernel does this by thread.
 pub(crate) fn drop_rest(user: Option<(Uid, Gid)>) -> Result<(), String> {
     let told = |what: &'static str| move |error: rustix::io::Errno| format!("cannot {what}: {error}");
-    let caps_told = |error: caps::errors::CapsError| format!("cannot drop capabilities: {error}");
-    let kept: CapsHashSet = KEPT.into_iter().collect();
+    close_ways();
+    if let Some((uid, gid)) = user {
+        rustix::thread::set_keep_capabilities(true).map_err(told("keep capabilities"))?;
+        rustix::thread::set_thread_groups(&[gid]).map_err(told("leave groups"))?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(told("change the group"))?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(told("change the user"))?;
+    }
+    keep(&KEPT.into_iter().collect())
+}
+
+/// Closes the ways to further capabilities, as far as this process may.
+pub fn close_ways() {
     // The bounding set needs CAP_SETPCAP, which the unit does not grant and root has.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         for capability in caps::all() {
@@ -226,28 +238,24 @@ pub(crate) fn drop_rest(user: Option<(Uid, Gid)>) -> Result<(), String> {
             let _ = caps::drop(None, CapSet::Bounding, capability);
         }
     }
-    if let Some((uid, gid)) = user {
-        rustix::thread::set_keep_capabilities(true).map_err(told("keep capabilities"))?;
-        rustix::thread::set_thread_groups(&[gid]).map_err(told("leave groups"))?;
-        rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(told("change the group"))?;
-        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(told("change the user"))?;
-    }
     let _ = caps::clear(None, CapSet::Ambient);
-    caps::set(None, CapSet::Effective, &kept).map_err(caps_told)?;
-    caps::set(None, CapSet::Permitted, &kept).map_err(caps_told)?;
-    caps::clear(None, CapSet::Inheritable).map_err(caps_told)?;
-    rustix::thread::set_no_new_privs(true).map_err(told("forbid new privileges"))?;
-    Ok(())
 }
 
-/// Gives every capability up for good.
-pub(crate) fn drop_all() -> Result<(), String> {
-    let told = |error: caps::errors::CapsError| format!("cannot drop capabilities: {error}");
-    let _ = caps::clear(None, CapSet::Ambient);
-    for set in [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
-        caps::clear(None, set).map_err(told)?;
-    }
-    rustix::thread::set_no_new_privs(true).map_err(|error| format!("cannot forbid new privileges: {error}"))
+/// Gives up every capability but these for good. No other thread may run yet.
+///
+/// # Errors
+/// One line with the remedy.
+pub fn keep(kept: &CapsHashSet) -> Result<(), String> {
+    caps::set(None, CapSet::Effective, kept).map_err(told)?;
+    caps::set(None, CapSet::Permitted, kept).map_err(told)?;
+    caps::clear(None, CapSet::Inheritable).map_err(told)?;
+    let forbidden = rustix::thread::set_no_new_privs(true);
+    forbidden.map_err(|error| format!("cannot forbid new privileges: {error}; use Linux 6.x"))
+}
+
+/// Why capabilities are not given up, in one line with the remedy.
+pub fn told(error: CapsError) -> String {
+    format!("cannot give up capabilities: {error}; run without the sandbox that forbids it")
 }
 
 fn is_bpffs(path: &Path) -> bool {

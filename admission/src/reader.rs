@@ -9,6 +9,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use crate::privileges;
+
 /// Makes a daemon's program the reader.
 pub(crate) const OPTION: &str = "--reads-for-the-daemon";
 
@@ -67,7 +69,8 @@ impl Reader {
 
 /// The process itself: reads whenever it is asked, until nobody is there to ask.
 pub(crate) fn serve(read: impl Fn() -> Result<Files, String>) -> Result<(), String> {
-    crate::privileges::drop_all()?;
+    privileges::close_ways();
+    privileges::keep(&Default::default())?;
     let mut asked = [0];
     while std::io::stdin().read(&mut asked).is_ok_and(|count| count > 0) {
         let mut line = serde_json::to_string(&read()).map_err(|error| error.to_string())?;
