@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use libc::{sockaddr, sockaddr_in, socklen_t};
 use lm_protocol::time::Time;
-use lm_realtime::{Blocks, Deadline, Foreign, Histogram, SendOptions, SendOutcome, SocketConfig, monotonic};
+use lm_realtime::{
+    Blocks, Deadline, Foreign, Percentiles, SendOptions, SendOutcome, SocketConfig, monotonic,
+};
 
 use crate::failure::{Failure, failure};
 use crate::socket::{Config, Received, Socket};
@@ -77,30 +79,6 @@ pub struct LmRtInfo {
     late: u32,
 }
 
-/// `struct lm_rt_percentiles`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct LmRtPercentiles {
-    count: u64,
-    p50: u64,
-    p99: u64,
-    p999: u64,
-    max: u64,
-}
-
-impl From<&Histogram> for LmRtPercentiles {
-    fn from(histogram: &Histogram) -> LmRtPercentiles {
-        let found = histogram.percentiles();
-        LmRtPercentiles {
-            count: found.count,
-            p50: found.p50,
-            p99: found.p99,
-            p999: found.p999,
-            max: found.max,
-        }
-    }
-}
-
 /// `struct lm_rt_stats`.
 #[derive(Debug)]
 #[repr(C)]
@@ -124,13 +102,13 @@ pub struct LmRtStats {
     refused_reports: u64,
     credits_per_second: u64,
     holds_kernel: u64,
-    latency_ns: LmRtPercentiles,
-    jitter_ns: LmRtPercentiles,
-    delay_ns: LmRtPercentiles,
-    late_ns: LmRtPercentiles,
-    missed_ns: LmRtPercentiles,
-    superseded_ns: LmRtPercentiles,
-    lost_in_a_row: LmRtPercentiles,
+    latency_ns: Percentiles,
+    jitter_ns: Percentiles,
+    delay_ns: Percentiles,
+    late_ns: Percentiles,
+    missed_ns: Percentiles,
+    superseded_ns: Percentiles,
+    lost_in_a_row: Percentiles,
 }
 
 /// `lm_rt`: a handle, which is never looked behind.
@@ -505,13 +483,13 @@ pub unsafe extern "C" fn lm_rt_stats(handle: *mut LmRt, told: *mut LmRtStats) ->
                 refused_reports: statistics.refused_reports,
                 credits_per_second: credits_per_second.unwrap_or(0).into(),
                 holds_kernel: holds_kernel.into(),
-                latency_ns: (&times.latency).into(),
-                jitter_ns: (&times.jitter).into(),
-                delay_ns: (&times.delay).into(),
-                late_ns: (&times.late).into(),
-                missed_ns: (&times.missed).into(),
-                superseded_ns: (&times.superseded).into(),
-                lost_in_a_row: (&times.lost).into(),
+                latency_ns: times.latency.percentiles(),
+                jitter_ns: times.jitter.percentiles(),
+                delay_ns: times.delay.percentiles(),
+                late_ns: times.late.percentiles(),
+                missed_ns: times.missed.percentiles(),
+                superseded_ns: times.superseded.percentiles(),
+                lost_in_a_row: times.lost.percentiles(),
             };
             // SAFETY: there is room for it, as the caller says.
             unsafe { told.write(stats) };
@@ -597,7 +575,7 @@ mod tests {
             }
             "lm_rt_options" LmRtOptions { size deadline_ns priority flags }
             "lm_rt_info" LmRtInfo { size from sent_ns received_ns delay_ns len number lost priority late }
-            "lm_rt_percentiles" LmRtPercentiles { count p50 p99 p999 max }
+            "lm_rt_percentiles" Percentiles { count p50 p99 p999 max }
             "lm_rt_stats" LmRtStats {
                 size sent late_unsent superseded beyond_rate reported_whole reported_lost reported_refused received lost
                 late missed overtaken no_block

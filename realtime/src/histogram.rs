@@ -18,8 +18,9 @@ pub struct Histogram {
     max: AtomicU64,
 }
 
-/// What of a histogram is shown.
+/// What of a histogram is shown: in C `struct lm_rt_percentiles`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Percentiles {
     /// Values recorded.
     pub count: u64,
