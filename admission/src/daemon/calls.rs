@@ -154,9 +154,7 @@ impl Daemon {
                 self.is_changed = true;
             }
             Call::CloseGate { session_key } => {
-                let (queue, row) = ground
-                    .session_of(id, session_key)
-                    .ok_or_else(|| no_session(session_key))?;
+                let (queue, row) = ground.session_of(id, session_key)?;
                 ground.shut(queue, row).map_err(|error| error.to_string())?;
             }
             Call::Quiesce { queue } => {
@@ -164,15 +162,11 @@ impl Daemon {
                 return Ok(None);
             }
             Call::OpenGate { session_key, .. } => {
-                ground
-                    .session_of(id, session_key)
-                    .ok_or_else(|| no_session(session_key))?;
+                ground.session_of(id, session_key)?;
                 return Ok(None);
             }
             Call::Released { session_key } => {
-                if !ground.release(id, session_key) {
-                    return Err(no_session(session_key));
-                }
+                ground.release(id, session_key)?;
                 // Somebody may wait for the place.
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
             }
@@ -180,9 +174,7 @@ impl Daemon {
                 session_key,
                 delivered,
             } => {
-                if !ground.set_delivered(id, session_key, delivered) {
-                    return Err(no_session(session_key));
-                }
+                ground.granted(id, session_key)?.delivered = delivered;
                 ground.expect_abort(Some(session_key));
                 attachment.drive(|node, now, local, out| node.close(now, session_key, local, out));
                 attachment.ground.expect_abort(None);
@@ -192,7 +184,7 @@ impl Daemon {
                 let now = clock::now();
                 for progress in sessions {
                     // One that is over by now: its program will hear of it.
-                    if ground.set_progress(id, progress, now) && progress.is_heard {
+                    if ground.set_progress(id, progress, now).is_ok() && progress.is_heard {
                         attachment.node.touched(now, progress.session_key);
                     }
                 }

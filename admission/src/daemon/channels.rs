@@ -178,7 +178,7 @@ impl Daemon {
                 }
                 match failed {
                     None => self.go_on(id),
-                    Some(what) => self.finish(id, |_, _| Err(what)),
+                    Some(what) => self.finish(id, |_, _| Some(Err(what))),
                 }
             }
         }
@@ -193,79 +193,65 @@ impl Daemon {
 
     /// Answers the call of a program that could not be answered yet, if it can be now.
     pub(super) fn go_on(&mut self, id: ProgramId) {
-        if self.is_ready(id) {
-            self.finish(id, |daemon, pending| daemon.end_of_call(id, pending));
-        }
+        self.finish(id, |daemon, pending| daemon.end_of_call(id, pending));
     }
 
-    /// Ends the call that a program has under way.
-    pub(super) fn finish(&mut self, id: ProgramId, answer: impl FnOnce(&mut Daemon, &mut Pending) -> Answer) {
+    /// Ends the call that a program has under way, if there is an answer.
+    pub(super) fn finish(
+        &mut self,
+        id: ProgramId,
+        answer: impl FnOnce(&mut Daemon, &mut Pending) -> Option<Answer>,
+    ) {
+        let pending = |daemon: &mut Daemon| daemon.programs.get_mut(&id)?.pending.take();
+        let Some(mut pending) = pending(self) else { return };
+        let answer = answer(self, &mut pending);
         let Some(program) = self.programs.get_mut(&id) else {
             return;
         };
-        let Some(mut pending) = program.pending.take() else {
+        let Some(answer) = answer else {
+            program.pending = Some(pending);
             return;
         };
         program.readable = true;
-        let answer = answer(self, &mut pending);
         // A program that is refused may bind the port anew at once.
         let number = pending.number;
         drop(pending);
         self.answer(id, number, answer);
     }
 
-    fn is_ready(&mut self, id: ProgramId) -> bool {
-        let Some(Program {
-            credentials,
-            member,
-            pending: Some(pending),
-            ..
-        }) = self.programs.get(&id)
-        else {
-            return false;
-        };
-        let attachment = (member.as_ref()).and_then(|member| self.attachments[member.interface].as_ref());
-        match (&pending.call, attachment.map(|attachment| &attachment.ground)) {
-            (Call::Join { .. }, _) => !self.is_looking_for(credentials.uid),
-            (Call::OpenChannel(channel), Some(ground)) => {
-                let may_be_used =
-                    channel.role == Role::Transmit || ground.gate.is_ready(channel.queue.into());
-                pending.xsk.is_some() && may_be_used
-            }
-            (&Call::Quiesce { queue }, Some(ground)) => ground.is_quiet(queue),
-            (&Call::OpenGate { session_key, .. }, Some(ground)) => {
-                let session = ground.session_of(id, session_key);
-                session.is_none_or(|(queue, _)| ground.is_quiet(queue))
-            }
-            _ => false,
-        }
-    }
-
-    fn end_of_call(&mut self, id: ProgramId, pending: &mut Pending) -> Answer {
+    /// The answer of a call that could not be answered yet; `None`: it cannot be now.
+    fn end_of_call(&mut self, id: ProgramId, pending: &mut Pending) -> Option<Answer> {
         if let Call::Join {
             interface,
             landing,
             mode,
         } = &pending.call
         {
-            return self.join(id, interface, *landing, *mode, &pending.beside);
+            let is_ready = !self.is_looking_for(self.programs.get(&id)?.credentials.uid);
+            return is_ready.then(|| self.join(id, interface, *landing, *mode, &pending.beside));
         }
-        let Some((_, attachment)) = parts(&mut self.programs, &mut self.attachments, id) else {
-            return done();
-        };
-        match (&pending.call, pending.xsk.take()) {
-            (Call::OpenChannel(channel), Some(bound)) => {
+        let (_, attachment) = parts(&mut self.programs, &mut self.attachments, id)?;
+        let ground = &mut attachment.ground;
+        match &pending.call {
+            Call::OpenChannel(channel) => {
+                let may_be_used =
+                    channel.role == Role::Transmit || ground.gate.is_ready(channel.queue.into());
+                let bound = pending.xsk.take_if(|_| may_be_used)?;
                 self.is_changed = true;
-                install(attachment, id, channel.queue, channel.role, bound)
+                Some(install(attachment, id, channel.queue, channel.role, bound))
             }
-            (
-                &Call::OpenGate {
-                    session_key,
-                    first_message,
-                },
-                _,
-            ) => open_gate(&mut attachment.ground, id, session_key, first_message),
-            _ => done(),
+            &Call::Quiesce { queue } => ground.is_quiet(queue).then(done),
+            &Call::OpenGate {
+                session_key,
+                first_message,
+            } => match ground.session_of(id, session_key) {
+                Ok((queue, row)) if ground.is_quiet(queue) => {
+                    Some(open_gate(ground, queue, row, (session_key, first_message)))
+                }
+                Ok(_) => None,
+                Err(what) => Some(Err(what)),
+            },
+            _ => None,
         }
     }
 }
@@ -384,12 +370,15 @@ fn install(attachment: &mut Attachment, id: ProgramId, queue: u16, role: Role, b
     Ok(Some((Reply::ChannelOpened { zero_copy }, beside)))
 }
 
-fn open_gate(ground: &mut Ground, id: ProgramId, session_key: u64, first_message: u32) -> Answer {
-    let found = ground.session_of(id, session_key);
-    let (queue, row) = found.ok_or_else(|| no_session(session_key))?;
-    let opened = ground.open_again(queue, row, first_message);
-    match opened.map_err(|error| error.to_string())? {
-        true => done(),
-        false => Err(no_session(session_key)),
+fn open_gate(
+    ground: &mut Ground,
+    queue: u16,
+    row: usize,
+    (session_key, first_message): (u64, u32),
+) -> Answer {
+    match ground.open_again(queue, row, first_message) {
+        Ok(true) => done(),
+        Ok(false) => Err(no_session(session_key)),
+        Err(error) => Err(error.to_string()),
     }
 }

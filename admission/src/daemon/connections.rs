@@ -182,8 +182,8 @@ impl Daemon {
         let uid = program.credentials.uid;
         self.last_asked = uid;
         self.finish(id, |daemon, _| {
-            let file = daemon.status_file(uid)?;
-            Ok(Some((Reply::Status, vec![file])))
+            let file = daemon.status_file(uid);
+            Some(file.map(|file| Some((Reply::Status, vec![file]))))
         });
     }
 

@@ -21,7 +21,7 @@ use lm_protocol::session::{
 };
 use lm_protocol::time::Time;
 
-use super::calls::not_yours;
+use super::calls::{no_session, not_yours};
 use super::program::ProgramId;
 pub(crate) use rows::{Granted, Holder, News, Row, Socket};
 
@@ -175,12 +175,13 @@ impl Ground {
     }
 
     /// Finds a session of a program: its queue and row.
-    pub(crate) fn session_of(&self, program: ProgramId, session_key: u64) -> Option<(u16, usize)> {
+    pub(crate) fn session_of(&self, program: ProgramId, session_key: u64) -> Result<(u16, usize), String> {
         let mut holders = (0u16..).zip(&self.queues);
-        holders.find_map(|(queue, holder)| {
+        let found = holders.find_map(|(queue, holder)| {
             let holder = holder.as_ref().filter(|holder| holder.program == program)?;
             Some((queue, holder.row_of(session_key)?))
-        })
+        });
+        found.ok_or_else(|| no_session(session_key))
     }
 
     pub(crate) fn row(&mut self, queue: u16, row: usize) -> Option<&mut Row> {
@@ -188,29 +189,27 @@ impl Ground {
     }
 
     /// A session of a program's own that is not over.
-    fn granted(&mut self, program: ProgramId, session_key: u64) -> Option<&mut Granted> {
-        self.held_all(program)
-            .find_map(|holder| holder.sessions.get_mut(&session_key))
+    pub(crate) fn granted(&mut self, program: ProgramId, session_key: u64) -> Result<&mut Granted, String> {
+        let mut sessions = self.held_all(program).map(|holder| &mut holder.sessions);
+        let found = sessions.find_map(|sessions| sessions.get_mut(&session_key));
+        found.ok_or_else(|| no_session(session_key))
     }
 
-    /// How many messages its program says were delivered in a session.
-    pub(crate) fn set_delivered(&mut self, program: ProgramId, session_key: u64, messages: u32) -> bool {
-        let granted = self.granted(program, session_key);
-        granted.map(|granted| granted.delivered = messages).is_some()
-    }
-
-    /// A program says how far a session of its own is. `false`: it has none.
-    pub(crate) fn set_progress(&mut self, program: ProgramId, progress: &Progress, now: Time) -> bool {
-        let Some(granted) = self.granted(program, progress.session_key) else {
-            return false;
-        };
+    /// A program says how far a session of its own is.
+    pub(crate) fn set_progress(
+        &mut self,
+        program: ProgramId,
+        progress: &Progress,
+        now: Time,
+    ) -> Result<(), String> {
+        let granted = self.granted(program, progress.session_key)?;
         granted.delivered = progress.delivered;
         granted.unused = progress.unused.map(|(for_ms, is_idle)| {
             let since_ns = now.as_nanos().saturating_sub(u64::from(for_ms) * 1_000_000);
             let since = Time::from_nanos(since_ns);
             Unused { since, is_idle }
         });
-        true
+        Ok(())
     }
 
     /// The next session that closes is closed by its program: it is not told, and has done with it.
@@ -219,26 +218,20 @@ impl Ground {
     }
 
     /// Its program has done with a session that is closed, or lets nothing of it land any more.
-    pub(crate) fn release(&mut self, program: ProgramId, session_key: u64) -> bool {
-        let Some((queue, row)) = self.session_of(program, session_key) else {
-            return self.granted(program, session_key).is_some();
+    pub(crate) fn release(&mut self, program: ProgramId, session_key: u64) -> Result<(), String> {
+        let Ok((queue, row)) = self.session_of(program, session_key) else {
+            return self.granted(program, session_key).map(drop);
         };
-        if let Some(Row::Closing { released, .. }) = self.row(queue, row) {
-            *released = true;
-            self.settle(queue);
-            return true;
+        match self.row(queue, row) {
+            Some(Row::Closing { released, .. }) => *released = true,
+            _ => return Err(no_session(session_key)),
         }
-        false
+        self.settle(queue);
+        Ok(())
     }
 
-    /// Closes the gate for good to the session in a row.
-    fn close_row(&mut self, (queue, row): (u16, usize), session_key: u64, released: bool) {
-        if let Some(slot) = self.row(queue, row) {
-            *slot = Row::Closing {
-                session_key,
-                released,
-            };
-        }
+    /// Closes the gate, as far as it can be.
+    fn close_gate(&mut self, queue: u16, row: usize) {
         if let Err(error) = self.shut(queue, row) {
             tracing::error!(queue, "cannot close the gate: {error}");
         }
@@ -256,31 +249,17 @@ impl Ground {
         (0..ROWS as u32).all(|row| !self.gate.is_closing(queue.into(), row))
     }
 
-    /// Takes over a session that goes on without its place.
-    pub(crate) fn adopt_aside(&mut self, session: &Session, admission: SessionAdmission) {
-        let (queue, row) = (session.grant.landing_queue, admission.row() as usize);
-        self.occupy(
-            (queue, row),
-            session.grant.session_key,
-            session.data_peer(),
-            admission,
-            false,
-        );
-    }
-
     /// A session takes a row.
     fn occupy(
         &mut self,
         (queue, row): (u16, usize),
-        session_key: u64,
         from: SocketAddrV4,
         admission: SessionAdmission,
         has_place: bool,
     ) {
         if let Some(holder) = self.holder(queue) {
-            holder.sessions.insert(session_key, Granted::new());
+            holder.sessions.insert(admission.key, Granted::new());
             holder.rows[row] = Row::Taken {
-                session_key,
                 from,
                 admission,
                 has_place,
@@ -297,27 +276,23 @@ impl Ground {
             .extend(aside.map(|session_key| (program, News::Event(Event::SetAside { session_key }))));
     }
 
-    /// Takes over a session that an earlier daemon granted, and whose gate is open until then. Under `exclusive` it is so no longer.
+    /// Takes over a session that an earlier daemon granted. Its gate is open until then, and under `exclusive` it is so no longer; none: it goes
+    /// on without its place.
     pub(crate) fn adopt(
         &mut self,
-        queue: u16,
-        row: usize,
         session: &Session,
         mut admission: SessionAdmission,
-        open_until_ns: u64,
+        open_until_ns: Option<u64>,
     ) -> Result<(), GateError> {
-        let is_exclusive = self.active_until_ns != 0;
-        admission.active_until_ns = if is_exclusive { open_until_ns.max(1) } else { 0 };
-        self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
-        self.gate
-            .extend_session(queue.into(), row as u32, admission.active_until_ns)?;
-        self.occupy(
-            (queue, row),
-            session.grant.session_key,
-            session.data_peer(),
-            admission,
-            true,
-        );
+        let (queue, row) = (session.grant.landing_queue, admission.row());
+        if let Some(open_until_ns) = open_until_ns {
+            let is_exclusive = self.active_until_ns != 0;
+            admission.active_until_ns = if is_exclusive { open_until_ns.max(1) } else { 0 };
+            self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
+            (self.gate).extend_session(queue.into(), row, admission.active_until_ns)?;
+        }
+        let has_place = open_until_ns.is_some();
+        self.occupy((queue, row as usize), session.data_peer(), admission, has_place);
         Ok(())
     }
 
@@ -454,7 +429,7 @@ impl Ground {
             tracing::error!(queue, %from, "cannot open the gate: {error}");
             return Err(RejectReason::Unsupported.into());
         }
-        self.occupy((queue, row), session_key, from, admission, has_place);
+        self.occupy((queue, row), from, admission, has_place);
         let row = row as u16;
         self.news.push((program, News::Opened { session_key, row }));
         Ok(terms)
@@ -529,9 +504,7 @@ impl Landing for Ground {
         if let Some(Row::Taken { has_place, .. }) = self.row(queue, row) {
             *has_place = false;
         }
-        if let Err(error) = self.shut(queue, row) {
-            tracing::error!(queue, "cannot close the gate: {error}");
-        }
+        self.close_gate(queue, row);
         self.news
             .push((program, News::Event(Event::SetAside { session_key })));
         Aside::Done
@@ -553,7 +526,11 @@ impl Landing for Ground {
         if let Some(row) = holder.row_of(session_key) {
             // Of one without a place its program has nothing to let go of.
             let has_place = matches!(holder.rows[row], Row::Taken { has_place: true, .. });
-            self.close_row((queue, row), session_key, released || !has_place);
+            holder.rows[row] = Row::Closing {
+                session_key,
+                released: released || !has_place,
+            };
+            self.close_gate(queue, row);
             self.settle(queue);
         }
         if !released {

@@ -133,20 +133,13 @@ impl Daemon {
                 continue;
             }
             adopted += 1;
-            if received.aside {
-                attachment.ground.adopt_aside(&session, admission);
-            } else {
-                let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
-                let row = admission.row() as usize;
-                let told = attachment
-                    .ground
-                    .adopt(queue, row, &session, admission, open_until_ns);
-                if let Err(error) = told {
-                    tracing::error!(queue, "cannot go on with a session: {error}");
-                }
-                if its_own.is_none() {
-                    tracing::debug!(queue, "a session's gate is shut");
-                }
+            let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
+            let open_until_ns = (!received.aside).then_some(open_until_ns);
+            if let Err(error) = attachment.ground.adopt(&session, admission, open_until_ns) {
+                tracing::error!(queue, "cannot go on with a session: {error}");
+            }
+            if !received.aside && its_own.is_none() {
+                tracing::debug!(queue, "a session's gate is shut");
             }
         }
         for sent in state.sent.iter().take(SENT_MAX) {

@@ -32,7 +32,7 @@ impl Daemon {
                         let Some(session) = sessions.find(|session| session.grant.session_key == session_key)
                         else {
                             drop(sessions);
-                            attachment.ground.release(program, session_key);
+                            let _ = attachment.ground.release(program, session_key);
                             unheard_of.push(session_key);
                             continue;
                         };

@@ -44,7 +44,6 @@ impl Granted {
 pub(crate) enum Row {
     Free,
     Taken {
-        session_key: u64,
         /// The sender's data address.
         from: SocketAddrV4,
         /// What the gate is told.
@@ -91,10 +90,10 @@ impl Holder {
     pub(super) fn aside(&self) -> impl Iterator<Item = u64> {
         self.rows.iter().filter_map(|row| match *row {
             Row::Taken {
-                session_key,
+                admission,
                 has_place: false,
                 ..
-            } => Some(session_key),
+            } => Some(admission.key),
             _ => None,
         })
     }
@@ -102,9 +101,8 @@ impl Holder {
     pub(super) fn row_of(&self, session_key: u64) -> Option<usize> {
         self.rows.iter().position(|row| match row {
             Row::Free => false,
-            Row::Taken { session_key: key, .. } | Row::Closing { session_key: key, .. } => {
-                *key == session_key
-            }
+            Row::Taken { admission, .. } => admission.key == session_key,
+            Row::Closing { session_key: key, .. } => *key == session_key,
         })
     }
 }
