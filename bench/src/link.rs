@@ -46,8 +46,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
 /// # Errors
 /// When there is none.
 pub fn default_interface() -> Result<String, Failure> {
-    let interface = lm_dataplane::route::default_interface()?;
-    Ok(interface.name)
+    Ok(lm_dataplane::route::default_interface()?.name)
 }
 
 /// The interface that packets to `to` leave through.
@@ -56,8 +55,7 @@ pub fn default_interface() -> Result<String, Failure> {
 /// When there is no route.
 pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
     let hop = lm_dataplane::route::resolve(to, None)?;
-    let interface = lm_cards::Interface::by_index(hop.interface_index)?;
-    Ok(interface.name)
+    Ok(lm_cards::Interface::by_index(hop.interface_index)?.name)
 }
 
 /// Resolves `HOST[:PORT]` to an IPv4 address.
@@ -117,10 +115,10 @@ pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control
     sent.map(drop).map_err(|error| error.reason)
 }
 
-/// A report with everything that the endpoint itself knows. A capture that could not be written to its end is told on
+/// What is known, with everything that the endpoint itself knows. A capture that could not be written to its end is told on
 /// standard error: the transfer is none the worse for it.
 #[must_use]
-pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
+pub fn report(tool: &str, endpoint: &mut Endpoint, known: Report) -> Report {
     if let Some(error) = endpoint.status().capture_error() {
         let why = describe(error);
         complain(
@@ -147,7 +145,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
             .filter(|(_, count)| *count > 0)
             .map(|(reason, count)| (reason.to_owned(), count))
             .collect(),
-        ..Report::default()
+        ..known
     }
 }
 

@@ -418,7 +418,7 @@ impl Tool {
     /// The report, the reason of a failure, and the exit code.
     fn report(mut self, result: Result<(), Failure>) -> ExitCode {
         let totals = *self.receiver.totals();
-        let mut report = Report {
+        let known = Report {
             transfers: totals.transfers,
             failed_transfers: totals.failed_transfers,
             resumed_bytes: totals.resumed_bytes,
@@ -428,8 +428,9 @@ impl Tool {
                 [false, true] => Some("ipfrag"),
                 [true, true] => Some("mixed"),
             },
-            ..link::report(TOOL, &mut self.endpoint)
+            ..Report::default()
         };
+        let mut report = link::report(TOOL, &mut self.endpoint, known);
         for (reason, count) in [
             ("stray_message", totals.stray_data),
             ("stray_control", totals.stray_control),

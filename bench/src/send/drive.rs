@@ -375,11 +375,10 @@ impl Tool {
         }
         self.in_flight = 0;
         let (messages, bytes) = outgoing.handed_over();
-        self.ended_messages += messages;
-        self.ended_bytes += bytes;
-        self.resumed_bytes += outgoing.resumed_bytes();
-        self.meter.messages = self.ended_messages;
-        self.meter.bytes = self.ended_bytes;
+        self.report.messages += messages;
+        self.report.bytes += bytes;
+        self.report.resumed_bytes += outgoing.resumed_bytes();
+        (self.meter.messages, self.meter.bytes) = (self.report.messages, self.report.bytes);
         Ok(())
     }
 }

@@ -62,12 +62,8 @@ struct Tool {
     /// Payload bytes that are read of the input, and those that have left, or may.
     read: u64,
     released: u64,
-    /// Messages and payload bytes of complete transfers.
-    ended_messages: u64,
-    ended_bytes: u64,
-    resumed_bytes: u64,
-    transfers: u64,
-    failed_transfers: u64,
+    /// Of complete transfers, so far.
+    report: Report,
     first_start: Instant,
     last_end: Instant,
     options: Options,
@@ -121,11 +117,7 @@ impl Tool {
             in_flight: 0,
             read: 0,
             released: 0,
-            ended_messages: 0,
-            ended_bytes: 0,
-            resumed_bytes: 0,
-            transfers: 0,
-            failed_transfers: 0,
+            report: Report::default(),
             first_start: now,
             last_end: now,
             options,
@@ -141,10 +133,10 @@ impl Tool {
                 false => self.send_transfer(transfer),
             };
             match sent {
-                Ok(()) => self.transfers += 1,
+                Ok(()) => self.report.transfers += 1,
                 Err(failure) => {
                     self.last_end = Instant::now();
-                    self.failed_transfers += 1;
+                    self.report.failed_transfers += 1;
                     result = Err(failure);
                     break;
                 }
@@ -157,17 +149,11 @@ impl Tool {
 
     /// The report, the reason of a failure, and the exit code.
     fn report(mut self, result: Result<(), Failure>) -> ExitCode {
-        let wire = match self.shape.wire {
+        self.report.wire = Some(match self.shape.wire {
             Wire::Lm => "lm",
             Wire::IpFrag => "ipfrag",
-        };
-        let mut report = Report {
-            transfers: self.transfers,
-            failed_transfers: self.failed_transfers,
-            resumed_bytes: self.resumed_bytes,
-            wire: Some(wire),
-            ..link::report(TOOL, &mut self.endpoint)
-        };
+        });
+        let mut report = link::report(TOOL, &mut self.endpoint, self.report);
         let seconds = self.last_end.duration_since(self.first_start).as_secs_f64();
         report.set_measured(
             self.meter.bytes,
