@@ -123,8 +123,10 @@ pub struct Output {
     /// Transfers that began: what none can go on with has a name of this number.
     begun: u32,
     force: bool,
-    keep_free: Option<u64>,
-    fsync: bool,
+    /// So many bytes of the file system stay free; `None`: a twentieth of it, at most 1 GiB.
+    pub keep_free: Option<u64>,
+    /// Whether a transfer is complete only when the disk has it, and its name.
+    pub fsync: bool,
 }
 
 impl Output {
@@ -150,20 +152,6 @@ impl Output {
         };
         output.check()?;
         Ok(output)
-    }
-
-    /// So many bytes of the file system stay free; `None`: a twentieth of it, at most 1 GiB.
-    #[must_use]
-    pub fn keep_free(mut self, bytes: Option<u64>) -> Self {
-        self.keep_free = bytes;
-        self
-    }
-
-    /// Whether a transfer is complete only when the disk has it, and its name.
-    #[must_use]
-    pub fn fsync(mut self, fsync: bool) -> Self {
-        self.fsync = fsync;
-        self
     }
 
     /// Whether a transfer could be written as things are.

@@ -170,10 +170,10 @@ impl Tool {
             ));
         }
         let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
-        let output = Output::new(&options.output, options.link.force)
-            .map_err(|error| Failure::new(error.text))?
-            .keep_free(options.keep_free.map(ByteSize::bytes))
-            .fsync(options.fsync);
+        let output = Output::new(&options.output, options.link.force);
+        let mut output = output.map_err(|error| Failure::new(error.text))?;
+        output.keep_free = options.keep_free.map(ByteSize::bytes);
+        output.fsync = options.fsync;
         let meter = Meter::new(TOOL, &options.link, Instant::now())?;
         let policy = Policy {
             allow: options.allow.clone(),

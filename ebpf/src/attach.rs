@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::programs::{ProgramError, Xdp, loaded_programs};
 use aya::{Ebpf, EbpfError, EbpfLoader};
@@ -243,9 +243,10 @@ pub(crate) fn object_digest() -> String {
 }
 
 /// The gate's program in a loaded object.
-pub(crate) fn xdp(ebpf: &Ebpf) -> Result<&Xdp, EbpfError> {
-    let program = ebpf.program(PROGRAM).ok_or(ProgramError::NotLoaded)?;
-    Ok(program.try_into()?)
+pub(crate) fn program(ebpf: &Ebpf) -> io::Result<BorrowedFd<'_>> {
+    let program = ebpf.program(PROGRAM).ok_or(ProgramError::NotLoaded);
+    let program = program.and_then(<&Xdp>::try_from).and_then(Xdp::fd);
+    Ok(program.map_err(io::Error::other)?.as_fd())
 }
 
 fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, EbpfError> {
@@ -254,14 +255,11 @@ fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, EbpfError> {
 }
 
 fn link(ebpf: &Ebpf, ifindex: u32, mode: EffectiveMode) -> io::Result<OwnedFd> {
-    let program = xdp(ebpf)
-        .and_then(|program| Ok(program.fd()?))
-        .map_err(io::Error::other)?;
     let flags = match mode {
         EffectiveMode::Native => sys::XDP_NATIVE,
         EffectiveMode::Generic => sys::XDP_GENERIC,
     };
-    sys::link_xdp(program.as_fd(), ifindex, flags)
+    sys::link_xdp(program(ebpf)?, ifindex, flags)
 }
 
 /// Errors that generic mode would meet as well.

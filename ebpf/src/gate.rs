@@ -145,6 +145,12 @@ pub struct Gate {
     maps: [OwnedFd; 5],
 }
 
+impl fmt::Debug for ChannelLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelLog").finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
@@ -165,8 +171,7 @@ impl Gate {
             interface,
             warnings,
         } = attach::attach(ifindex, config, mode)?;
-        let program = attach::xdp(&ebpf).and_then(|program| Ok(program.fd()?));
-        let program = program.map_err(io::Error::other)?.as_fd().try_clone_to_owned()?;
+        let program = attach::program(&ebpf)?.try_clone_to_owned()?;
         let mut fds = Vec::new();
         for name in pins::MAPS {
             let map = ebpf.map(name).and_then(|map| match map {
@@ -468,10 +473,7 @@ impl Gate {
 
     /// Maps the log of a queue that has a role. Several mappings show the same log.
     pub fn log(&self, queue: u32) -> Result<Log, GateError> {
-        Ok(Log::over(SharedMemory::of_map(
-            self.log_fd(queue)?,
-            size_of::<LogMap>(),
-        )?))
+        Ok(Log::of_map(self.log_fd(queue)?)?)
     }
 
     /// The map behind [`Gate::log`], to hand to a client of the channel: with it, `mmap` reaches that log alone.

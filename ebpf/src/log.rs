@@ -74,9 +74,7 @@ impl Log {
 
     /// The gate's end, for a log in private memory. A log of a loaded gate has the gate itself at that end.
     pub fn writer(&self) -> LogWriter {
-        LogWriter {
-            memory: Arc::clone(&self.memory),
-        }
+        LogWriter { log: self.share() }
     }
 
     /// Entries written since the gate was loaded. Entries below this may be read. In zero-copy mode there are none, and
@@ -219,28 +217,31 @@ impl Log {
 /// The gate's end of a log: what the BPF program does, for [`crate::model`].
 #[derive(Debug)]
 pub struct LogWriter {
-    memory: Arc<SharedMemory>,
+    /// User space's end.
+    pub(crate) log: Log,
 }
 
 impl LogWriter {
     /// What user space has posted.
     pub fn posted(&self) -> u64 {
         // Acquire: pairs with the release store in `Log::set_posted`.
-        self.memory
+        self.log
+            .memory
             .load_u64(offset_of!(LogMap, posted), Ordering::Acquire)
     }
 
     /// As [`Log::set_capacity`].
     pub fn capacity(&self) -> u32 {
-        self.memory
+        self.log
+            .memory
             .load_u32(offset_of!(LogMap, capacity), Ordering::Relaxed)
     }
 
     /// As [`Log::set_slot`]: frames, and the longest packet in bytes.
     pub fn slot(&self, position: u64) -> (u8, u16) {
         // Relaxed: `posted` was loaded with acquire before.
-        let slot = self
-            .memory
+        let memory = &self.log.memory;
+        let slot = memory
             .load_u32(
                 entry_offset(position) + offset_of!(LogEntryRow, sequence),
                 Ordering::Relaxed,
@@ -252,15 +253,11 @@ impl LogWriter {
         )
     }
 
-    /// The highest message number that user space expects in the session at `row`.
-    pub fn message_limit(&self, row: u32) -> u32 {
-        self.memory.load_u32(limit_offset(row), Ordering::Relaxed)
-    }
-
     /// Writes the entry at `position` and publishes it.
     pub fn append(&mut self, position: u64, entry: LogEntry) {
         let store = |at, value| {
-            self.memory
+            self.log
+                .memory
                 .store_u32(entry_offset(position) + at, value, Ordering::Relaxed)
         };
         let len = entry.frame_len.to_ne_bytes();
@@ -276,34 +273,24 @@ impl LogWriter {
             u32::from_ne_bytes([len[0], len[1], entry.padding_len, entry.cpu]),
         );
         // Release: pairs with the acquire load in `Log::producer`.
-        self.memory
+        self.log
+            .memory
             .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
     }
 
     /// Counts the packet at `position`, of which nothing is known: zero-copy mode.
     pub fn skip(&mut self, position: u64) {
         // Release: as in `append`, though there is nothing to publish but the number.
-        self.memory
+        self.log
+            .memory
             .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
     }
 
-    /// User space's end of the same log.
-    pub(crate) fn reader(&self) -> Log {
-        Log {
-            memory: Arc::clone(&self.memory),
-        }
-    }
-
-    pub(crate) fn set_message_limit(&self, row: u32, message: u32) {
-        self.memory
-            .store_u32(limit_offset(row), message, Ordering::Relaxed);
-    }
-
     pub(crate) fn count(&self, verdict: Verdict) {
-        self.memory.count(COUNTERS, verdict);
+        self.log.memory.count(COUNTERS, verdict);
     }
 
     pub(crate) fn count_elsewhere(&self) {
-        self.memory.add_one(offset_of!(LogMap, passed_elsewhere));
+        self.log.memory.add_one(offset_of!(LogMap, passed_elsewhere));
     }
 }

@@ -48,20 +48,6 @@ struct Channel {
     counters: Counters,
 }
 
-impl Default for Channel {
-    fn default() -> Channel {
-        Channel {
-            role: Role::default(),
-            data_port: 0,
-            has_xsk: false,
-            sessions: [None; SESSIONS as usize],
-            accepted: 0,
-            log: None,
-            counters: Counters::default(),
-        }
-    }
-}
-
 impl Channel {
     /// Zero-copy mode: whatever it is, it goes to the socket.
     fn take_unread(&mut self) -> Verdict {
@@ -116,9 +102,14 @@ impl Packet<'_> {
 impl ModelGate {
     /// A gate for packets to `local_ip` (any address if `None`) and to these ports.
     pub fn new(local_ip: Option<Ipv4Addr>, data_port: u16, control_port: u16) -> ModelGate {
-        let channel = || Channel {
+        let channel = |_| Channel {
+            role: Role::None,
             data_port,
-            ..Channel::default()
+            has_xsk: false,
+            sessions: [None; SESSIONS as usize],
+            accepted: 0,
+            log: None,
+            counters: Counters::default(),
         };
         ModelGate {
             mac: None,
@@ -126,7 +117,7 @@ impl ModelGate {
             control_port,
             several_programs: false,
             now_ns: 0,
-            channels: (0..=STRAY_ROW).map(|_| channel()).collect(),
+            channels: (0..=STRAY_ROW).map(channel).collect(),
         }
     }
 
@@ -206,10 +197,8 @@ impl ModelGate {
 
     /// User space's end of the queue's log; `None` for a queue that never had a role.
     pub fn log(&self, queue: u32) -> Option<Log> {
-        self.channels[queue.min(STRAY_ROW) as usize]
-            .log
-            .as_ref()
-            .map(LogWriter::reader)
+        let log = &self.channels[queue.min(STRAY_ROW) as usize].log;
+        log.as_ref().map(|log| log.log.share())
     }
 
     /// As [`crate::Gate::open_session`].
@@ -222,8 +211,9 @@ impl ModelGate {
         let channel = self.channel(queue);
         assert!(channel.role.lands(), "queue {queue}: {:?}", channel.role);
         let row = session.row();
-        if let Some(log) = &channel.log {
-            log.set_message_limit(row, session.first_message.wrapping_sub(1));
+        if let Some(log) = &mut channel.log {
+            log.log
+                .set_message_limit(row, session.first_message.wrapping_sub(1));
         }
         channel.sessions[row as usize] = Some(Open {
             admission: *session,
@@ -238,14 +228,8 @@ impl ModelGate {
 
     /// Counters of all queues.
     pub fn counters(&self) -> Counters {
-        let mut sum = Counters::default();
-        for channel in &self.channels {
-            channel
-                .counters
-                .iter()
-                .for_each(|(verdict, count)| sum.add(verdict, count));
-        }
-        sum
+        let counters = self.channels.iter().map(|channel| &channel.counters);
+        counters.fold(Counters::default(), |sum, one| sum.plus(one))
     }
 
     /// Judges a frame that arrived on `queue`, logs it if it may land, and counts it.
@@ -446,7 +430,7 @@ impl ModelGate {
             return Verdict::PassLength;
         }
         let row = session.row();
-        if (log.message_limit(row).wrapping_sub(message) as i32) < 0 {
+        if (log.log.message_limit(row).wrapping_sub(message) as i32) < 0 {
             return Verdict::PassLimit;
         }
         let Some(open) = &mut channel.sessions[row as usize] else {

@@ -146,11 +146,9 @@ impl SharedMemory {
     /// Counts one packet in the row at `row`, as the gate does.
     pub(crate) fn count(&self, row: usize, verdict: Verdict) {
         let verdicts = row + std::mem::offset_of!(CounterRow, verdicts);
-        self.u64_at(verdicts + 8 * verdict as usize)
-            .fetch_add(1, Ordering::Relaxed);
+        self.add_one(verdicts + 8 * verdict as usize);
         if verdict.may_reach_data_socket() {
-            self.u64_at(row + std::mem::offset_of!(CounterRow, passed))
-                .fetch_add(1, Ordering::Relaxed);
+            self.add_one(row + std::mem::offset_of!(CounterRow, passed));
         }
     }
 }

@@ -88,17 +88,9 @@ impl Verdict {
 }
 
 /// A copy of counters at one moment: packets per [`Verdict`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     rows: [u64; VERDICT_ROW],
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Counters {
-            rows: [0; VERDICT_ROW],
-        }
-    }
 }
 
 impl Counters {

@@ -30,6 +30,7 @@ impl Slot {
     }
 }
 
+#[derive(Debug)]
 struct Shared<T> {
     slots: Box<[AtomicU64]>,
     entries: Box<[Entry<T>]>,
@@ -49,6 +50,7 @@ impl<T> Shared<T> {
 }
 
 /// The side that puts messages in.
+#[derive(Debug)]
 pub(crate) struct Writer<T> {
     shared: Arc<Shared<T>>,
     /// The number of the next message, and the entry that is in hand, which is empty.
@@ -57,22 +59,11 @@ pub(crate) struct Writer<T> {
 }
 
 /// The side that takes them.
+#[derive(Debug)]
 pub(crate) struct Reader<T> {
     shared: Arc<Shared<T>>,
     next: u32,
     entry: u32,
-}
-
-impl<T> std::fmt::Debug for Writer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").field("next", &self.next).finish()
-    }
-}
-
-impl<T> std::fmt::Debug for Reader<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader").field("next", &self.next).finish()
-    }
 }
 
 /// Both sides of a queue of `keep` messages, at least one. All memory is taken here.

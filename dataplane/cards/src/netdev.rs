@@ -1,7 +1,6 @@
 //! Generic netlink family `netdev` (Documentation/netlink/specs/netdev.yaml, since Linux 6.3): what a driver offers AF_XDP,
 //! and messages of integer attributes for everything else that the family answers.
 
-use std::fmt;
 use std::io;
 
 use netlink_packet_core::{DecodeError, DefaultNla, Emitable, NlasIterator, ParseableParametrized};
@@ -24,17 +23,10 @@ const XSK_ZERO_COPY: u64 = 1 << 3;
 const TX_CHECKSUM: u64 = 1 << 1;
 
 /// The family, by a socket of the network namespace of the thread that opened it.
+#[derive(Debug)]
 pub struct Netdev {
     socket: Socket,
     family: u16,
-}
-
-impl fmt::Debug for Netdev {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Netdev")
-            .field("family", &self.family)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Netdev {

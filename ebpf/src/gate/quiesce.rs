@@ -4,7 +4,6 @@
 //! program to another gets a new log: the old one's owner could otherwise let packets land that the new one has posted
 //! nothing for (I6).
 
-use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -25,6 +24,7 @@ pub(super) struct Progress {
 }
 
 /// A wait that has not begun: from [`Gate::start_quiesce`], and back as a [`Quiet`] to [`Gate::finish_quiesce`].
+#[derive(Debug)]
 #[must_use = "the queue stays as it is until `Gate::finish_quiesce`"]
 pub struct Quiesce {
     queue: u32,
@@ -35,23 +35,12 @@ pub struct Quiesce {
 }
 
 /// A wait that is over.
+#[derive(Debug)]
 #[must_use = "the queue stays as it is until `Gate::finish_quiesce`"]
 pub struct Quiet {
     queue: u32,
     rows: u64,
     new: Option<ChannelLog>,
-}
-
-impl fmt::Debug for Quiesce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (f.debug_struct("Quiesce").field("queue", &self.queue)).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Quiet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (f.debug_struct("Quiet").field("queue", &self.queue)).finish_non_exhaustive()
-    }
 }
 
 impl Quiesce {

@@ -457,7 +457,8 @@ proptest! {
         ),
     ) {
         let scratch = Scratch::new("incoming-hostile");
-        let output = Output::new(scratch.path(), false).unwrap().fsync(true);
+        let mut output = Output::new(scratch.path(), false).unwrap();
+        output.fsync = true;
         let mut bed = Bed::with(scratch, output, &[]);
         for (peer, number, kind, a, b, noise) in steps {
             let transfer = TransferId::new(number).unwrap();
