@@ -12,9 +12,9 @@ use rustix::fs::SealFlags;
 use super::Daemon;
 use super::attachment::Attachment;
 use super::calls::{Answer, done, no_session, not_yours};
-use super::ground::{Ground, ROWS, Row, Socket};
+use super::ground::{ROWS, Row, Socket};
 use super::program::{Member, Pending, Program, ProgramId};
-use super::worker::{Bound, Done};
+use super::worker::{Bound, Done, Stay};
 
 /// Longest ring, in entries.
 const RING_LEN_MAX: u32 = 1 << 16;
@@ -106,13 +106,17 @@ impl Daemon {
         Some((program.credentials.uid, program.member.as_ref()?.interface))
     }
 
+    /// An interface, which may have gone meanwhile.
+    fn still_there(&mut self, stay: Stay) -> Option<&mut Attachment> {
+        let attachment = self.attachments[stay.interface].as_mut();
+        attachment.filter(|attachment| attachment.stay == stay)
+    }
+
     /// What another thread has done.
     pub(super) fn on_done(&mut self, done: Done) {
         match done {
             Done::Quiet { stay, queue, quiet } => {
-                let attachment = self.attachments[stay.interface].as_mut();
-                // Its interface may have gone meanwhile.
-                let Some(attachment) = attachment.filter(|attachment| attachment.stay == stay) else {
+                let Some(attachment) = self.still_there(stay) else {
                     return;
                 };
                 attachment.ground.finish_quiesce(queue, quiet);
@@ -125,8 +129,7 @@ impl Daemon {
                 queue,
                 is_there,
             } => {
-                let attachment = self.attachments[stay.interface].as_mut();
-                if let Some(attachment) = attachment.filter(|attachment| attachment.stay == stay) {
+                if let Some(attachment) = self.still_there(stay) {
                     attachment.ground.found_socket(queue, is_there);
                 }
                 self.all_go_on();
@@ -152,13 +155,7 @@ impl Daemon {
                     return;
                 };
                 let uid = program.credentials.uid;
-                let failed = match xsk {
-                    Ok(bound) => {
-                        pending.xsk = Some(bound);
-                        None
-                    }
-                    Err(what) => Some(what),
-                };
+                let failed = xsk.map(|bound| pending.xsk = Some(bound)).err();
                 if let Some((member, attachment)) = parts(&mut self.programs, &mut self.attachments, id) {
                     let ground = &mut attachment.ground;
                     let is_assigned = [member.general_queue, member.landing_queue].contains(&Some(queue));
@@ -246,7 +243,11 @@ impl Daemon {
                 first_message,
             } => match ground.session_of(id, session_key) {
                 Ok((queue, row)) if ground.is_quiet(queue) => {
-                    Some(open_gate(ground, queue, row, (session_key, first_message)))
+                    Some(match ground.open_again(queue, row, first_message) {
+                        Ok(true) => done(),
+                        Ok(false) => Err(no_session(session_key)),
+                        Err(error) => Err(error.to_string()),
+                    })
                 }
                 Ok(_) => None,
                 Err(what) => Some(Err(what)),
@@ -368,17 +369,4 @@ fn install(attachment: &mut Attachment, id: ProgramId, queue: u16, role: Role, b
     }
     let zero_copy = bound.zero_copy;
     Ok(Some((Reply::ChannelOpened { zero_copy }, beside)))
-}
-
-fn open_gate(
-    ground: &mut Ground,
-    queue: u16,
-    row: usize,
-    (session_key, first_message): (u64, u32),
-) -> Answer {
-    match ground.open_again(queue, row, first_message) {
-        Ok(true) => done(),
-        Ok(false) => Err(no_session(session_key)),
-        Err(error) => Err(error.to_string()),
-    }
 }

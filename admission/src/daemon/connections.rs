@@ -106,17 +106,10 @@ impl Daemon {
             }
             let id = ProgramId(self.next_program);
             self.next_program += 1;
-            let interests = Interest::READABLE;
-            let token = Token(PROGRAMS + id.0);
-            let fd = connection.raw_fd();
-            match self
-                .poll
-                .registry()
-                .register(&mut SourceFd(&fd), token, interests)
-            {
+            match self.watch(connection.raw_fd(), PROGRAMS + id.0) {
                 Ok(()) => {
-                    self.programs
-                        .insert(id, Program::connected(connection, credentials));
+                    let program = Program::new(credentials, Some(connection), None);
+                    self.programs.insert(id, program);
                 }
                 Err(error) => tracing::warn!("cannot watch a program: {error}"),
             }
@@ -185,6 +178,12 @@ impl Daemon {
             let file = daemon.status_file(uid);
             Some(file.map(|file| Some((Reply::Status, vec![file]))))
         });
+    }
+
+    /// The poll tells what there is to read, by this token.
+    pub(super) fn watch(&self, fd: RawFd, token: usize) -> std::io::Result<()> {
+        let registry = self.poll.registry();
+        registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
     }
 
     /// A connection is closed: the poll forgets it.

@@ -7,8 +7,6 @@ use netlink_sys::{Socket as Netlink, SocketAddr};
 
 use lm_cards::Interface;
 use lm_protocol::time::Time;
-use mio::unix::SourceFd;
-use mio::{Interest, Token};
 
 use super::attachment::Attachment;
 use super::worker::Stay;
@@ -37,12 +35,8 @@ impl Daemon {
         let name = &self.config.interface[position];
         let attachment = Attachment::new(stay, name, &self.config, &self.key, &self.pins)?;
         for (number, fd) in attachment.ports.raw_fds().enumerate() {
-            let token = Token(PORTS + 2 * position + number);
-            let registered = self
-                .poll
-                .registry()
-                .register(&mut SourceFd(&fd), token, Interest::READABLE);
-            registered.map_err(|error| format!("cannot watch the control port: {error}"))?;
+            self.watch(fd, PORTS + 2 * position + number)
+                .map_err(|error| format!("cannot watch the control port: {error}"))?;
         }
         self.attachments[position] = Some(attachment);
         self.is_changed = true;

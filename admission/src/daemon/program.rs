@@ -84,36 +84,25 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn connected(connection: Connection, credentials: Credentials) -> Program {
+    /// One that has connected, or one that an earlier daemon knew, what it had, and how long it is awaited.
+    pub(crate) fn new(
+        credentials: Credentials,
+        connection: Option<Connection>,
+        had: Option<(Member, Time)>,
+    ) -> Program {
+        let (member, awaited_until) = had.unzip();
         Program {
-            connection: Some(connection),
-            readable: true,
-            ..Program::absent(credentials)
-        }
-    }
-
-    /// One that an earlier daemon knew.
-    pub(crate) fn awaited(credentials: Credentials, member: Member, until: Time) -> Program {
-        Program {
-            member: Some(member),
-            awaited_until: Some(until),
-            ..Program::absent(credentials)
-        }
-    }
-
-    fn absent(credentials: Credentials) -> Program {
-        Program {
-            connection: None,
+            readable: connection.is_some(),
+            connection,
             credentials,
             greeted: false,
-            member: None,
+            member,
             smooths: None,
             pending: None,
             read_at: 0,
-            readable: false,
             hung_up: false,
             is_deaf: false,
-            awaited_until: None,
+            awaited_until,
         }
     }
 
@@ -133,11 +122,8 @@ impl Program {
 
     /// It has this port of an interface.
     pub(crate) fn is_at(&self, interface: usize, data_port: u16) -> bool {
-        self.is_on(interface)
-            && self
-                .member
-                .as_ref()
-                .is_some_and(|member| member.data_port == data_port)
+        let is_there = |member: &Member| (member.interface, member.data_port) == (interface, data_port);
+        self.member.as_ref().is_some_and(is_there)
     }
 
     /// It may have a call that can be taken now, or it has hung up.

@@ -163,7 +163,7 @@ impl Daemon {
             sent = member.sent.len(),
             "a program is awaited"
         );
-        let program = Program::awaited(state.credentials, member, now + AWAITED_FOR);
+        let program = Program::new(state.credentials, None, Some((member, now + AWAITED_FOR)));
         self.programs.insert(id, program);
     }
 }

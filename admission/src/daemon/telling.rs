@@ -14,10 +14,7 @@ impl Daemon {
     pub(super) fn deliver(&mut self) {
         use super::ground::News;
         let mut telling: Vec<(ProgramId, Event)> = Vec::new();
-        for position in 0..self.attachments.len() {
-            let Some(attachment) = self.attachments[position].as_mut() else {
-                continue;
-            };
+        for attachment in self.attachments.iter_mut().flatten() {
             let mut unheard_of = Vec::new();
             for (program, news) in std::mem::take(&mut attachment.ground.news) {
                 self.is_changed = true;
@@ -49,11 +46,10 @@ impl Daemon {
             }
             for (Ticket(ticket), outcome) in std::mem::take(&mut attachment.told) {
                 let found = self.programs.iter_mut().find_map(|(&id, program)| {
-                    let member = program
-                        .member
-                        .as_mut()
-                        .filter(|member| member.interface == position)?;
-                    member.sent.contains_key(&ticket).then_some((id, member))
+                    let member = program.member.as_mut()?;
+                    let is_its =
+                        member.interface == attachment.stay.interface && member.sent.contains_key(&ticket);
+                    is_its.then_some((id, member))
                 });
                 let Some((id, member)) = found else { continue };
                 self.is_changed = true;
@@ -81,11 +77,9 @@ impl Daemon {
             }
         }
         for (id, event) in telling {
-            let told = self
-                .programs
-                .get_mut(&id)
-                .map(|program| program.say(&Said::Event(event), Vec::new()));
-            if let Some(Err(broken)) = told {
+            if let Some(program) = self.programs.get_mut(&id)
+                && let Err(broken) = program.say(&Said::Event(event), Vec::new())
+            {
                 self.drop_program(id, &broken.to_string());
             }
         }
