@@ -42,9 +42,8 @@ impl Netdev {
             cmd: GenlCtrlCmd::GetFamily,
             nlas: vec![name],
         });
-        let mut answers = Vec::new();
-        ask(&socket, &request, 0, &mut answers)?;
-        let mut attributes = answers.into_iter().flat_map(|answer| answer.into_parts().1.nlas);
+        let answers = ask(&socket, &request, 0)?.into_iter();
+        let mut attributes = answers.flat_map(|answer| answer.into_parts().1.nlas);
         let family = attributes.find_map(|attribute| match attribute {
             GenlCtrlAttrs::FamilyId(family) => Some(family),
             _ => None,
@@ -59,13 +58,7 @@ impl Netdev {
     ///
     /// What the kernel answers: `EOPNOTSUPP` for a command of a later kernel.
     pub fn ask(&self, command: u8, attributes: &[(u16, u64)], flags: u16) -> io::Result<Vec<Attributes>> {
-        let mut answers = Vec::new();
-        ask(
-            &self.socket,
-            &self.message(command, attributes),
-            flags,
-            &mut answers,
-        )?;
+        let answers = ask(&self.socket, &self.message(command, attributes), flags)?;
         Ok(answers.into_iter().map(|answer| answer.into_parts().1).collect())
     }
 

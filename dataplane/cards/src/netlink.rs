@@ -23,14 +23,7 @@ const DUMP_INTERRUPTED: u16 = 0x10;
 ///
 /// What the kernel answers, or the socket.
 pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    let mut result = Vec::new();
-    for _ in 0..DUMP_ATTEMPTS {
-        result.clear();
-        if ask(&open(NETLINK_ROUTE)?, request, NLM_F_DUMP, &mut result)? {
-            break;
-        }
-    }
-    Ok(result)
+    ask(&open(NETLINK_ROUTE)?, request, NLM_F_DUMP)
 }
 
 /// The one object asked for, by a socket for rtnetlink.
@@ -39,11 +32,8 @@ pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage
 ///
 /// What the kernel answers, or the socket; `NotFound` where it answers nothing.
 pub fn one_by(socket: &Socket, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
-    let mut result = Vec::new();
-    ask(socket, request, 0, &mut result)?;
-    result
-        .pop()
-        .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    let answer = ask(socket, request, 0)?.pop();
+    answer.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// A socket to the kernel, for one of the `NETLINK_` protocols.
@@ -58,26 +48,29 @@ pub fn open(protocol: isize) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Asks, and takes the answers. Whether they are consistent.
+/// Asks, and takes the answers.
 ///
 /// # Errors
 ///
 /// What the kernel answers, or the socket.
-pub fn ask<M>(socket: &Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
+pub fn ask<M>(socket: &Socket, request: &M, flags: u16) -> io::Result<Vec<M>>
 where
     M: NetlinkSerializable + NetlinkDeserializable + Clone,
     M::Error: std::error::Error + Send + Sync + 'static,
     NetlinkPayload<M>: From<M>,
 {
-    socket.send(&serialized(request, flags), 0)?;
-
-    let mut consistent = true;
-    loop {
-        let (bytes, _) = socket.recv_from_full()?;
-        if read(&bytes, flags & NLM_F_DUMP != 0, &mut consistent, result)? {
-            return Ok(consistent);
+    let is_dump = flags & NLM_F_DUMP != 0;
+    let mut result = Vec::new();
+    for _ in 0..DUMP_ATTEMPTS {
+        result.clear();
+        socket.send(&serialized(request, flags), 0)?;
+        let mut consistent = true;
+        while !read(&socket.recv_from_full()?.0, is_dump, &mut consistent, &mut result)? {}
+        if consistent || !is_dump {
+            break;
         }
     }
+    Ok(result)
 }
 
 /// A request as the kernel takes it.

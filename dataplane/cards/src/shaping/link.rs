@@ -196,10 +196,9 @@ impl Link {
     /// The root qdisc; `None` for the kernel's default, whose handle is 0.
     pub(super) fn root(&self) -> Result<Option<Qdisc>, EthtoolError> {
         let request = RouteNetlinkMessage::GetQueueDiscipline(self.message(0, 0, Vec::new()));
-        let mut all = Vec::new();
-        netlink::ask(&self.socket, &request, NLM_F_DUMP, &mut all)
-            .map_err(|error| EthtoolError::new(ROOT, error))?;
-        let root = all.into_iter().find_map(|message| match message {
+        let all = netlink::ask(&self.socket, &request, NLM_F_DUMP);
+        let mut all = all.map_err(|error| EthtoolError::new(ROOT, error))?.into_iter();
+        let root = all.find_map(|message| match message {
             RouteNetlinkMessage::NewQueueDiscipline(message)
                 if message.header.index == self.index as i32 && message.header.parent == TcHandle::ROOT =>
             {
@@ -225,13 +224,20 @@ impl Link {
             direct_packets: 0,
         };
         let options = TcAttribute::Options(vec![option(TCA_HTB_INIT, init.as_bytes())]);
-        let root = self.message(
-            TcHandle::ROOT.into(),
-            ROOT_HANDLE,
-            vec![TcAttribute::Kind(kind.into()), options],
-        );
-        let root = RouteNetlinkMessage::NewQueueDiscipline(root);
-        self.order(ROOT, &root, NLM_F_CREATE | NLM_F_REPLACE)
+        let attributes = vec![TcAttribute::Kind(kind.into()), options];
+        self.put(ROOT, TcHandle::ROOT.into(), ROOT_HANDLE, attributes)
+    }
+
+    /// Puts a qdisc in the place of what is there.
+    fn put(
+        &self,
+        what: &'static str,
+        parent: u32,
+        handle: u32,
+        attributes: Vec<TcAttribute>,
+    ) -> Result<(), EthtoolError> {
+        let qdisc = RouteNetlinkMessage::NewQueueDiscipline(self.message(parent, handle, attributes));
+        self.order(what, &qdisc, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     /// Puts the qdisc back that was there before; `None`: the kernel makes its default one.
@@ -241,9 +247,7 @@ impl Link {
             let ours = RouteNetlinkMessage::DelQueueDiscipline(self.message(root, ROOT_HANDLE, Vec::new()));
             return self.order(ROOT, &ours, 0);
         };
-        let before = self.message(root, before.handle, before.attributes());
-        let before = RouteNetlinkMessage::NewQueueDiscipline(before);
-        self.order(ROOT, &before, NLM_F_CREATE | NLM_F_REPLACE)
+        self.put(ROOT, root, before.handle, before.attributes())
     }
 
     /// Has packets of DSCP EF (46) pass unshaped.
@@ -311,17 +315,15 @@ impl Link {
             option(TCA_TBF_BURST, &frame_on_wire.to_ne_bytes()),
         ]);
         let attributes = vec![TcAttribute::Kind("tbf".into()), options];
-        let leaf = RouteNetlinkMessage::NewQueueDiscipline(self.message(OTHERS, 0, attributes));
-        self.order(LEAF, &leaf, NLM_F_CREATE | NLM_F_REPLACE)
+        self.put(LEAF, OTHERS, 0, attributes)
     }
 
     /// What passes the class.
     pub(super) fn traffic(&self) -> Result<Traffic, EthtoolError> {
         let request = RouteNetlinkMessage::GetTrafficClass(self.message(0, OTHERS, Vec::new()));
-        let mut answer = Vec::new();
         // Else the kernel tells those alone that listen to changes (`tclass_get_notify` in net/sched/sch_api.c).
-        netlink::ask(&self.socket, &request, NLM_F_ECHO, &mut answer)
-            .map_err(|error| EthtoolError::new(CLASS, error))?;
+        let answer = netlink::ask(&self.socket, &request, NLM_F_ECHO);
+        let mut answer = answer.map_err(|error| EthtoolError::new(CLASS, error))?;
         let mut traffic = Traffic::default();
         let Some(RouteNetlinkMessage::NewTrafficClass(class)) = answer.pop() else {
             return Ok(traffic);
