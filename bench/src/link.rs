@@ -13,11 +13,14 @@ use crate::output::describe;
 use crate::report::Report;
 use crate::transfer::wire::{CONTROL_TAG, Control};
 
-/// The part of an endpoint's configuration that both tools take from their options.
+/// The part of an endpoint's configuration that both tools take from their options; where they name no interface it is the `default` one.
 ///
 /// # Errors
-/// When the file of `--pcap` cannot be created, or that of `--key` is no key.
-pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure> {
+/// When the file of `--pcap` cannot be created, or that of `--key` is no key, or there is no default interface.
+pub fn endpoint_config(
+    options: &LinkOptions,
+    default: impl FnOnce() -> Result<String, Failure>,
+) -> Result<EndpointConfig, Failure> {
     let create = |path: &PathBuf| files::create(path, options.force).map(Arc::new);
     let read = |path: &PathBuf| {
         lm_admission::key::read(path, None).and_then(|bytes| lm_admission::key::of_bytes(path, &bytes))
@@ -37,6 +40,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
             key: options.key.as_ref().map(read).transpose().map_err(Failure::new)?,
             ..AdmissionConfig::default()
         },
+        interface: options.interface.clone().map_or_else(default, Ok)?,
         ..EndpointConfig::default()
     })
 }

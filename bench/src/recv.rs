@@ -179,12 +179,8 @@ impl Tool {
             allow: options.allow.clone(),
             max_message_len: options.max_message_size.bytes(),
         };
-        let base = link::endpoint_config(&options.link)?;
+        let base = link::endpoint_config(&options.link, link::default_interface)?;
         let config = EndpointConfig {
-            interface: match &options.link.interface {
-                Some(name) => name.clone(),
-                None => link::default_interface()?,
-            },
             port: options.port,
             receive: ReceiveConfig {
                 max_message_len: policy.max_message_len,

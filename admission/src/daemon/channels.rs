@@ -224,8 +224,9 @@ impl Daemon {
             mode,
         } = &pending.call
         {
-            let is_ready = !self.is_looking_for(self.programs.get(&id)?.credentials.uid);
-            return is_ready.then(|| self.join(id, interface, *landing, *mode, &pending.beside));
+            let uid = self.programs.get(&id)?.credentials.uid;
+            let is_ready = !self.is_looking_for(uid);
+            return is_ready.then(|| self.join((id, uid), interface, *landing, *mode, &pending.beside));
         }
         let (_, attachment) = parts(&mut self.programs, &mut self.attachments, id)?;
         let ground = &mut attachment.ground;

@@ -17,7 +17,7 @@ use super::{Daemon, random_u64};
 impl Daemon {
     pub(super) fn join(
         &mut self,
-        id: ProgramId,
+        (id, uid): (ProgramId, u32),
         name: &str,
         landing: bool,
         mode: Mode,
@@ -29,10 +29,6 @@ impl Daemon {
                 self.config.interface.join(", ")
             ));
         };
-        let uid = self
-            .programs
-            .get(&id)
-            .map_or(u32::MAX, |program| program.credentials.uid);
         let left = self.queues_left(uid, position);
         let Some(attachment) = self.attachments[position].as_mut() else {
             return Err(format!("{name} is gone: wait for it to come back"));

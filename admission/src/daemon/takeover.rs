@@ -12,6 +12,7 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::Session;
 
 use super::Daemon;
+use super::attachment::Attachment;
 use super::calls::SENT_MAX;
 use super::ground::{Holder, PLACES, Socket};
 use super::program::{Member, Program, ProgramId, Sent};
@@ -44,11 +45,10 @@ impl Daemon {
         for program in programs {
             let id = ProgramId(self.next_program);
             self.next_program += 1;
-            self.await_program(position, id, program);
+            if let Some(program) = awaited(attachment, id, program) {
+                self.programs.insert(id, program);
+            }
         }
-        let Some(attachment) = self.attachments[position].as_mut() else {
-            return;
-        };
         // What the gate lets through and nobody answers for.
         let known: Vec<u64> = (attachment.node.sessions())
             .filter(|(_, session)| session.has_place())
@@ -70,102 +70,99 @@ impl Daemon {
         }
         attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
     }
+}
 
-    fn await_program(&mut self, position: usize, id: ProgramId, state: &ProgramState) {
-        let Some(attachment) = self.attachments[position].as_mut() else {
-            return;
-        };
-        let now = clock::now();
-        let queues = attachment.ground.queues.len();
-        if state
-            .channels
-            .keys()
-            .any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue))
-        {
-            tracing::warn!(
-                pid = state.credentials.pid,
-                "a program's queues are not there any more: it is not awaited"
-            );
-            return;
-        }
-        let mut member = Member {
-            token: state.token,
-            interface: position,
-            data_port: state.data_port,
-            general_queue: state.general_queue,
-            landing_queue: state.landing_queue,
-            memory: Default::default(),
-            sent: Default::default(),
-        };
-        for (&queue, &(role, memory)) in &state.channels {
-            let mut holder = Holder::new(id, state.data_port);
-            holder.role = role;
-            holder.away = true;
-            if role == Some(Role::Landing) {
-                holder.offer.clone_from(&state.offer);
-            }
-            attachment.ground.queues[usize::from(queue)] = Some(holder);
-            attachment.ground.sockets[usize::from(queue)] = role.map(|_| Socket {
-                uid: state.credentials.uid,
-                len_bytes: memory,
-                looked_for: false,
-            });
-            member.memory.insert(queue, memory);
-        }
-        let offering = state.offer.as_ref().map(|offer| offer.queue);
-        if let Some(queue) = offering {
-            let port = state.data_port;
-            attachment
-                .drive(|node, now, local, out| node.add_receiver(now, port, &[queue; PLACES], local, out));
-        }
-        let open = attachment.ground.gate.open_sessions();
-        let mut adopted = 0;
-        for received in &state.received {
-            let Some((session, admission)) = session_of(received, *attachment.address.ip()) else {
-                continue;
-            };
-            let queue = session.grant.landing_queue;
-            let its_own = open.iter().find(|open| {
-                open.queue == u32::from(queue) && open.row == admission.row() && open.key == admission.key
-            });
-            // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
-            if !attachment.node.adopt(now, state.data_port, session) {
-                continue;
-            }
-            adopted += 1;
-            let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
-            let open_until_ns = (!received.aside).then_some(open_until_ns);
-            if let Err(error) = attachment.ground.adopt(&session, admission, open_until_ns) {
-                tracing::error!(queue, "cannot go on with a session: {error}");
-            }
-            if !received.aside && its_own.is_none() {
-                tracing::debug!(queue, "a session's gate is shut");
-            }
-        }
-        for sent in state.sent.iter().take(SENT_MAX) {
-            let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else {
-                continue;
-            };
-            let control = std::net::SocketAddrV4::new(*sent.to.ip(), attachment.address.port());
-            let ticket = Ticket(sent.ticket);
-            if attachment
-                .node
-                .resume(now, control, sent.to.port(), ticket, request, grant)
-            {
-                let (to, grant) = (sent.to, Some(grant));
-                member.sent.insert(sent.ticket, Sent { to, request, grant });
-            }
-        }
-        tracing::info!(
+/// A program that an earlier daemon knew, as far as its queues are there.
+fn awaited(attachment: &mut Attachment, id: ProgramId, state: &ProgramState) -> Option<Program> {
+    let now = clock::now();
+    let queues = attachment.ground.queues.len();
+    if state
+        .channels
+        .keys()
+        .any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue))
+    {
+        tracing::warn!(
             pid = state.credentials.pid,
-            data_port = state.data_port,
-            received = adopted,
-            sent = member.sent.len(),
-            "a program is awaited"
+            "a program's queues are not there any more: it is not awaited"
         );
-        let program = Program::new(state.credentials, None, Some((member, now + AWAITED_FOR)));
-        self.programs.insert(id, program);
+        return None;
     }
+    let mut member = Member {
+        token: state.token,
+        interface: attachment.stay.interface,
+        data_port: state.data_port,
+        general_queue: state.general_queue,
+        landing_queue: state.landing_queue,
+        memory: Default::default(),
+        sent: Default::default(),
+    };
+    for (&queue, &(role, memory)) in &state.channels {
+        let mut holder = Holder::new(id, state.data_port);
+        holder.role = role;
+        holder.away = true;
+        if role == Some(Role::Landing) {
+            holder.offer.clone_from(&state.offer);
+        }
+        attachment.ground.queues[usize::from(queue)] = Some(holder);
+        attachment.ground.sockets[usize::from(queue)] = role.map(|_| Socket {
+            uid: state.credentials.uid,
+            len_bytes: memory,
+            looked_for: false,
+        });
+        member.memory.insert(queue, memory);
+    }
+    let offering = state.offer.as_ref().map(|offer| offer.queue);
+    if let Some(queue) = offering {
+        let port = state.data_port;
+        attachment.drive(|node, now, local, out| node.add_receiver(now, port, &[queue; PLACES], local, out));
+    }
+    let open = attachment.ground.gate.open_sessions();
+    let mut adopted = 0;
+    for received in &state.received {
+        let Some((session, admission)) = session_of(received, *attachment.address.ip()) else {
+            continue;
+        };
+        let queue = session.grant.landing_queue;
+        let its_own = open.iter().find(|open| {
+            open.queue == u32::from(queue) && open.row == admission.row() && open.key == admission.key
+        });
+        // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
+        if !attachment.node.adopt(now, state.data_port, session) {
+            continue;
+        }
+        adopted += 1;
+        let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
+        let open_until_ns = (!received.aside).then_some(open_until_ns);
+        if let Err(error) = attachment.ground.adopt(&session, admission, open_until_ns) {
+            tracing::error!(queue, "cannot go on with a session: {error}");
+        }
+        if !received.aside && its_own.is_none() {
+            tracing::debug!(queue, "a session's gate is shut");
+        }
+    }
+    for sent in state.sent.iter().take(SENT_MAX) {
+        let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else {
+            continue;
+        };
+        let control = std::net::SocketAddrV4::new(*sent.to.ip(), attachment.address.port());
+        let ticket = Ticket(sent.ticket);
+        if attachment
+            .node
+            .resume(now, control, sent.to.port(), ticket, request, grant)
+        {
+            let (to, grant) = (sent.to, Some(grant));
+            member.sent.insert(sent.ticket, Sent { to, request, grant });
+        }
+    }
+    tracing::info!(
+        pid = state.credentials.pid,
+        data_port = state.data_port,
+        received = adopted,
+        sent = member.sent.len(),
+        "a program is awaited"
+    );
+    let had = Some((member, now + AWAITED_FOR));
+    Some(Program::new(state.credentials, None, had))
 }
 
 fn request_of(control: &Control) -> Option<Request> {

@@ -76,12 +76,8 @@ impl Tool {
         let input = Input::open(&options.file).map_err(Failure::new)?;
         let shape = Shape::new(&options, input.len())?;
         let meter = Meter::new(TOOL, &options.link, Instant::now())?;
-        let base = link::endpoint_config(&options.link)?;
+        let base = link::endpoint_config(&options.link, || link::interface_towards(*to.ip()))?;
         let config = EndpointConfig {
-            interface: match &options.link.interface {
-                Some(name) => name.clone(),
-                None => link::interface_towards(*to.ip())?,
-            },
             integrity: options.integrity.unwrap_or_default().into(),
             memory: MemoryConfig {
                 // A sender gets answers only, and they are small.
