@@ -374,12 +374,6 @@ impl fmt::Display for Failure {
     }
 }
 
-impl<E: std::error::Error> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Failure::new(chain(&error))
-    }
-}
-
 /// An error and the errors behind it as one line, for errors that say more in their `source`.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
