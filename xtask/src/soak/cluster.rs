@@ -1,10 +1,9 @@
 //! `cargo xtask soak --cluster`: all to all, while daemons and programs are killed and started again.
 //!
 //! Every second one of them is killed, without a chance to say anything. Programs tell of a wrong message at once, so
-//! that nothing that a killed one saw is forgotten. At the end all that live have reached each other again, and when
+//! that nothing that a killed one saw is forgotten. Each ends well when it has reached all others in its last life, and when
 //! the programs have gone nothing may be left: no session, no place in a gate, no descriptor, no memory.
 
-use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -15,7 +14,7 @@ use super::kernel::Dice;
 use crate::bed::daemons::{Ground, NOBODY};
 use crate::bed::{Host, Program, require_root, until};
 use crate::machine::status_kib;
-use crate::run::cluster::{address, exchange, peers, reports, sum};
+use crate::run::cluster::{count, exchange, reports};
 use crate::workspace::Programs;
 
 /// Hosts, each with a daemon and a program.
@@ -80,25 +79,20 @@ pub(super) fn run(seconds: u32, seed: u64) -> Result<()> {
     let programs = std::mem::take(&mut life.exchanges);
     let reports = reports(programs, |said| life.hear(said))?;
     life.sizes("at the end")?;
+    let sessions = reports.iter().filter_map(|report| report["sessions"].as_u64());
     println!(
         "killed     {} daemons and {} programs; {} messages delivered to programs that lived to the end, in {} \
             sessions",
         life.killed[0],
         life.killed[1],
-        sum(&reports, "from", "messages"),
-        sum(&reports, "to", "sessions")
+        count(&reports, "from", &['w']),
+        sessions.sum::<u64>()
     );
     ensure!(
         life.faults.is_empty(),
         "{} messages were wrong, the first: {}; repeat it with --from {seed}",
         life.faults.len(),
         life.faults[0]
-    );
-    let missing = unreached(&reports)?;
-    ensure!(
-        missing.is_empty(),
-        "hosts did not reach each other again: {}",
-        missing.join(", ")
     );
     await_end(&life.ground)?;
     grown(&fresh, &life.sizes("afterwards")?)?;
@@ -180,19 +174,6 @@ fn end(program: &mut Program) -> Result<()> {
     until("a killed program ends", Duration::from_secs(10), || {
         program.has_ended()
     })
-}
-
-/// Pairs of which the second had nothing from the first in its last life.
-fn unreached(reports: &[Value]) -> Result<Vec<String>> {
-    let mut missing = Vec::new();
-    for report in reports {
-        for to in peers(from_ref(report), "to") {
-            if to["messages"].as_u64().unwrap_or(0) == 0 {
-                missing.push(format!("{} to {}", address(report)?, address(to)?));
-            }
-        }
-    }
-    Ok(missing)
 }
 
 /// Waits until no daemon has anything of the programs any more.
@@ -306,12 +287,5 @@ mod tests {
         assert!(grown(&size(20, 5000), &size(24, 9000)).is_ok());
         assert!(grown(&size(20, 5000), &size(25, 5000)).is_err());
         assert!(grown(&size(20, 5000), &size(20, 9999)).is_err());
-    }
-
-    #[test]
-    fn hosts_that_were_not_reached() {
-        let to = |address: &str, messages: u64| json!({"address": address, "messages": messages});
-        let reports = [json!({"address": "a", "to": [to("b", 1), to("c", 0)]})];
-        assert_eq!(unreached(&reports).unwrap(), ["a to c"]);
     }
 }

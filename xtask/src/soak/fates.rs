@@ -1,5 +1,7 @@
 //! What sender and receiver of `lm-check messages` say of each message, one letter each, and what of it fits together.
 
+use std::ops::RangeBounds;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -21,19 +23,37 @@ pub(crate) fn ensure_no_fault(received: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Compares both reports: no message was wrong, and what its sender was told of each is what became of it.
+/// Compares the reports of a sender and a receiver: no message was wrong, and what its sender was told of each is what
+/// became of it. `messages`: how many there may be.
 ///
 /// # Errors
 /// Which message is not as it should be.
-pub(crate) fn compare(delivery: &str, messages: u64, sent: &Value, received: &Value) -> Result<Fates> {
+pub(crate) fn compare(
+    delivery: &str,
+    messages: impl RangeBounds<usize>,
+    sent: &Value,
+    received: &Value,
+) -> Result<Fates> {
     ensure_no_fault(received)?;
-    let letters = |report: &Value| -> Result<Vec<char>> {
-        let letters: Vec<char> = report["fates"].as_str().context("no fates")?.chars().collect();
-        ensure!(letters.len() as u64 == messages, "{} fates", letters.len());
-        Ok(letters)
+    let letters = |report: &Value, way: &str, other: &Value| {
+        let mut hosts = report[way].as_array().into_iter().flatten();
+        // Of a receiver with nothing to tell of that host, nothing came.
+        let found = hosts.find(|host| host["address"] == other["address"] && host["life"] == 0);
+        found
+            .map_or("", |host| host["fates"].as_str().unwrap_or(""))
+            .to_owned()
     };
+    let (sent, received) = (letters(sent, "to", received), letters(received, "from", sent));
+    ensure!(messages.contains(&sent.len()), "{} fates", sent.len());
+    ensure!(
+        received.len() <= sent.len(),
+        "{} messages, {} were sent",
+        received.len(),
+        sent.len()
+    );
     let mut fates = Fates::default();
-    for (number, (sent, received)) in letters(sent)?.into_iter().zip(letters(received)?).enumerate() {
+    let received = received.chars().chain(std::iter::repeat('-'));
+    for (number, (sent, received)) in sent.chars().zip(received).enumerate() {
         let is_fair = match (sent, received) {
             // Confirmed, and there.
             ('d', 'w') => true,
@@ -67,8 +87,10 @@ mod tests {
     #[test]
     fn only_what_fits_together_is_fair() {
         let compare = |delivery, sent: &str, received: &str, faults: &[&str]| {
-            let received = json!({"fates": received, "faults": faults});
-            compare(delivery, 3, &json!({"fates": sent}), &received)
+            let fates = |other, fates| json!([{"address": other, "life": 0, "fates": fates}]);
+            let received = json!({"address": "b", "from": fates("a", received), "faults": faults});
+            let sent = json!({"address": "a", "to": fates("b", sent)});
+            compare(delivery, 3..=3, &sent, &received)
         };
         let fates = compare("partial", "dii", "wpi", &[]).unwrap();
         assert_eq!((fates.whole, fates.in_part, fates.reported), (1, 1, 1));
@@ -78,6 +100,8 @@ mod tests {
             ("unreliable", "did", "wpw", "message 1"),
             ("partial", "d?d", "www", "message 1"),
             ("partial", "dd", "ww", "2 fates"),
+            ("partial", "ddd", "wwww", "4 messages"),
+            ("reliable", "ddd", "ww", "message 2"),
         ] {
             let error = format!("{:#}", compare(delivery, sent, received, &[]).unwrap_err());
             assert!(error.contains(words), "{error}");

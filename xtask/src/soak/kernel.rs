@@ -36,7 +36,7 @@ const RUN_LEN: u64 = 6 << 20;
 struct Plan {
     delivery: &'static str,
     message_size: u64,
-    messages: u64,
+    messages: usize,
     in_flight: u64,
     impairments: Impairments,
     /// Where the gate runs.
@@ -87,8 +87,8 @@ impl Plan {
         let message_size = dice.pick(&[1000, 4 << 10, 30_000, 64 << 10, 256 << 10, 1 << 20]);
         // Logarithms of lengths are even, so that the average length is the longest through its logarithm.
         let average = message_size as f64 / (message_size as f64).ln();
-        let messages = (RUN_LEN as f64 / average) as u64;
-        let messages = messages.min(20 + dice.roll(1500));
+        let messages = (RUN_LEN as f64 / average) as usize;
+        let messages = messages.min(20 + dice.roll(1500) as usize);
         let mut options = format!("--seed {seed}");
         let mut add = |name: &str, value: Option<String>| {
             if let Some(value) = value {
@@ -259,7 +259,7 @@ fn sum(groups: &Value, numbers: &str) -> Result<u64> {
 
 /// Every message is accounted for, and so is every packet.
 fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: &mut Tally) -> Result<()> {
-    let fates = fates::compare(plan.delivery, plan.messages, sent, received)?;
+    let fates = fates::compare(plan.delivery, plan.messages..=plan.messages, sent, received)?;
     let groups = json!({
         "plan": {"messages": plan.messages}, "sender": sent["counters"], "receiver": received["counters"],
         "gate": received["gate"], "drops": received["drops"], "read": received["read"],
@@ -318,9 +318,10 @@ mod tests {
             delivery: "partial",
             ..Plan::new(1)
         };
-        let sent = json!({"fates": "dii", "counters": {"messages_sent": 1, "messages_failed": 2,
+        let fates = |other, fates| json!([{"address": other, "life": 0, "fates": fates}]);
+        let sent = json!({"address": "a", "to": fates("b", "dii"), "counters": {"messages_sent": 1, "messages_failed": 2,
             "data_packets_sent": 40, "fragments_resent": 2}});
-        let received = json!({"fates": "wpi", "faults": [], "read": {"early_bytes": 0},
+        let received = json!({"address": "b", "from": fates("a", "wpi"), "faults": [], "read": {"early_bytes": 0},
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
             "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1,
                 "control_packets": 2, "landing_heard": 0,
@@ -344,10 +345,10 @@ mod tests {
         type Change = fn(&mut Plan, &mut Value, &mut Value, &mut Value);
         let changes: [(&str, Change); 10] = [
             ("wrong", |_, _, r, _| r["faults"] = json!(["byte 1 is wrong"])),
-            ("message 0", |_, _, r, _| r["fates"] = json!("-pi")),
-            ("message 2", |_, s, _, _| s["fates"] = json!("did")),
+            ("message 0", |_, _, r, _| r["from"][0]["fates"] = json!("-pi")),
+            ("message 2", |_, s, _, _| s["to"][0]["fates"] = json!("did")),
             ("message 1", |plan, _, _, _| plan.delivery = "unreliable"),
-            ("fates", |_, s, _, _| s["fates"] = json!("di")),
+            ("fates", |_, s, _, _| s["to"][0]["fates"] = json!("di")),
             ("messages ended", |_, s, _, _| {
                 s["counters"]["messages_failed"] = json!(1);
             }),

@@ -12,11 +12,11 @@ use clap::Args;
 use lm_box::split_mix;
 use serde::Serialize;
 
-use lm_bench::bare::{ToArgs, UDP_HEADER_LEN, headers};
-use lm_bench::cli::{Failure, chain};
+use crate::failed;
+use lm_bench::bare::{Ends, ToArgs, UDP_HEADER_LEN};
+use lm_bench::cli::Failure;
 use lm_bench::signals::Interrupt;
 use lm_cards::Interface;
-use lm_protocol::wire::Addressing;
 
 /// Ethernet and IP headers before an IP packet's payload, without the former: IPv4 20, UDP 8.
 const IP_UDP_LEN: u16 = 28;
@@ -95,8 +95,8 @@ pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodRepor
             args.fragment, args.longest
         )));
     }
-    let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
-    let interface = Interface::by_name(&args.interface).map_err(|error| Failure::new(chain(&error)))?;
+    let interrupt = Interrupt::install().map_err(failed)?;
+    let interface = Interface::by_name(&args.interface).map_err(failed)?;
     let socket = PacketSocket::open(interface.index);
     let socket = socket.map_err(|error| {
         Failure::new(format!(
@@ -141,7 +141,7 @@ pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodRepor
 }
 
 /// Writes the `number`-th packet.
-fn make(args: &FloodArgs, ends: &Addressing, kind: Kind, number: u64, packet: &mut Vec<u8>) {
+fn make(args: &FloodArgs, ends: &Ends, kind: Kind, number: u64, packet: &mut Vec<u8>) {
     let random = split_mix(args.seed, number);
     // Every second one as long as its kind may be: short packets do less harm.
     let ip_len = |least: u16, most: u16| match random & 1 {
@@ -154,7 +154,7 @@ fn make(args: &FloodArgs, ends: &Addressing, kind: Kind, number: u64, packet: &m
     };
     let payload_len = usize::from(ip_len - IP_UDP_LEN);
     packet.clear();
-    packet.extend_from_slice(&headers(ends, payload_len));
+    packet.extend_from_slice(&ends.headers(payload_len));
     packet[SOURCE_PORT_AT..][..2].copy_from_slice(&args.source_port.to_be_bytes());
     if kind == Kind::Vlan {
         let vlan: u16 = if number & 2 == 0 { 0 } else { 5 };
@@ -210,16 +210,16 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use lm_protocol::wire::ethernet::MacAddr;
+    use lm_bench::bare::Mac;
 
     fn packets(kind: Kind) -> Vec<Vec<u8>> {
         let args = FloodArgs {
             interface: String::new(),
             to: ToArgs {
                 to: Ipv4Addr::new(10, 0, 0, 2),
-                to_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                to_mac: Mac([2, 0, 0, 0, 0, 2]),
                 from: Ipv4Addr::new(10, 0, 0, 1),
-                from_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+                from_mac: Mac([2, 0, 0, 0, 0, 1]),
             },
             port: 7168,
             source_port: 50_000,

@@ -3,10 +3,9 @@
 //! sender may start. It is not shipped.
 #![deny(unsafe_code)]
 
-mod check;
-mod exchange;
 mod flood;
 mod hold;
+mod messages;
 mod overlay;
 mod plan;
 mod reading;
@@ -32,10 +31,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Program {
-    /// Send messages whose every byte is known from a seed, or receive them and compare; tell of each what became of it
-    Messages(check::CheckArgs),
-    /// Send to and receive from all hosts of a cluster at once, and compare every byte
-    Exchange(exchange::ExchangeArgs),
+    /// Send messages whose every byte is known from a seed, receive them and compare, or both; tell of each what became of
+    /// it
+    Messages(messages::MessagesArgs),
     /// Send packets that no session knows to where a stream's fragments land
     Flood(flood::FloodArgs),
     /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving
@@ -53,10 +51,13 @@ fn main() -> ExitCode {
 
 fn run(program: &Program) -> Result<ExitCode, Failure> {
     match program {
-        Program::Messages(args) => print(&check::check(args, ready)?),
-        Program::Exchange(args) => print(&exchange::exchange(args, ready)?),
+        Program::Messages(args) => print(&messages::messages(args, ready)?),
         Program::Flood(args) => print(&flood::flood(args, ready)?),
         Program::Overlay(args) => print(&overlay::overlay(args)?),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn failed(error: impl std::error::Error) -> Failure {
+    Failure::new(cli::chain(&error))
 }

@@ -1,10 +1,11 @@
 //! What both sides of `lm-check messages` know: lengths and contents of all messages, from a seed.
 
+use std::net::Ipv4Addr;
+use std::ops::Range;
+
 use clap::Args;
 use lm_box::split_mix;
-use lm_dataplane::{Endpoint, LoanError, Message, PeerId, SendError};
 
-use lm_bench::cli::{Failure, chain};
 use lm_bench::size::ByteSize;
 
 /// What both sides must be given alike.
@@ -19,7 +20,7 @@ pub(crate) struct PlanArgs {
     /// Instead of random lengths these, over and over
     #[arg(long, value_name = "SIZE[,…]", value_delimiter = ',')]
     pub(crate) lens: Vec<ByteSize>,
-    /// Number of messages
+    /// Number of messages to each host
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) messages: u32,
 }
@@ -44,75 +45,24 @@ impl PlanArgs {
     }
 
     /// Where the sequence of a message's contents starts.
-    pub(crate) fn start(&self, number: u32) -> u64 {
-        split_mix(!self.seed, u64::from(number))
-    }
-
-    /// Puts the bytes of a message from `offset` on.
-    pub(crate) fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
-        fill(self.start(number), offset, bytes);
+    pub(crate) fn start(&self, from: Ipv4Addr, to: Ipv4Addr, tag: u64) -> u64 {
+        let pair = u64::from(u32::from(from)) << 32 | u64::from(u32::from(to));
+        split_mix(split_mix(self.seed, pair), tag)
     }
 }
 
-/// What became of an attempt to hand a message over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handed {
-    Over,
-    /// There is no room for it now.
-    NoRoom,
-    /// The session has ended.
-    NoSession,
-    /// The entry of a peer that was silent for long may have been given to another.
-    UnknownPeer,
-}
-
-/// Hands over `len` bytes of the sequence `start` as one message.
-pub(crate) fn hand_over(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    tag: u64,
-    start: u64,
-    len: u64,
-) -> Result<Handed, Failure> {
-    let mut region = match endpoint.loan(peer, len) {
-        Ok(region) => region,
-        Err(LoanError::WouldBlock) => return Ok(Handed::NoRoom),
-        Err(LoanError::NoSession) => return Ok(Handed::NoSession),
-        Err(LoanError::UnknownPeer) => return Ok(Handed::UnknownPeer),
-        Err(error) => return Err(Failure::new(chain(&error))),
-    };
-    let mut offset = 0;
-    for payload in region.payloads_mut() {
-        fill(start, offset, payload);
-        offset += payload.len() as u64;
+/// Where bytes are not those of the sequence `start` from `offset` on, or in `gaps` not zeros.
+pub(crate) fn first_wrong(start: u64, offset: u64, bytes: &[u8], gaps: &[Range<u64>]) -> Option<u64> {
+    let mut expected = vec![0; bytes.len()];
+    fill(start, offset, &mut expected);
+    for gap in gaps {
+        match expected.get_mut(gap.start as usize..gap.end as usize) {
+            Some(zeros) => zeros.fill(0),
+            None => return Some(gap.end),
+        }
     }
-    match endpoint.try_send(region, tag).map_err(|back| back.reason) {
-        Ok(_) => Ok(Handed::Over),
-        Err(SendError::WouldBlock) => Ok(Handed::NoRoom),
-        // It ended between loan and send.
-        Err(SendError::NoSession) => Ok(Handed::NoSession),
-        Err(SendError::UnknownPeer) => Ok(Handed::UnknownPeer),
-        Err(error) => Err(Failure::new(chain(&error))),
-    }
-}
-
-/// The message is `len` bytes of the sequence `start`, with zeros where its map has gaps.
-pub(crate) fn compare(start: u64, len: u64, message: &Message) -> Result<(), String> {
-    if message.len() as u64 != len {
-        return Err(format!("it has {} bytes instead of {len}", message.len()));
-    }
-    let mut expected = vec![0; message.len()];
-    fill(start, 0, &mut expected);
-    for range in message.missing() {
-        let Some(gap) = expected.get_mut(range.start as usize..range.end as usize) else {
-            return Err(format!("of {len} bytes it lacks bytes {range:?}"));
-        };
-        gap.fill(0);
-    }
-    match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
-        None => Ok(()),
-        Some(at) => Err(format!("byte {at} of {len} is wrong")),
-    }
+    let at = bytes.iter().zip(&expected).position(|(got, sent)| got != sent);
+    at.map(|at| offset + at as u64)
 }
 
 /// Puts the bytes of the sequence `start` from `offset` on.
@@ -169,20 +119,42 @@ mod tests {
         assert_eq!(plan.longest(), 16 << 20);
     }
 
+    const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];
+
+    #[test]
+    fn contents_differ_by_everything() {
+        let [a, b] = HOSTS;
+        let mut all = vec![
+            plan(1).start(a, b, 0),
+            plan(2).start(a, b, 0),
+            plan(1).start(b, a, 0),
+            plan(1).start(a, b, 1),
+            plan(1).start(a, b, 1 << 32),
+            plan(1).start(a, a, 0),
+        ];
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6);
+    }
+
     #[test]
     fn contents_do_not_depend_on_how_they_are_cut() {
+        let [one, other] = [3, 4].map(|tag| plan(7).start(HOSTS[0], HOSTS[1], tag));
         let mut whole = vec![0; 5000];
-        plan(7).fill(3, 0, &mut whole);
+        fill(one, 0, &mut whole);
         for cut in [1, 7, 8, 1448, 4999] {
-            let mut parts = vec![0; 5000];
-            let (front, back) = parts.split_at_mut(cut);
-            plan(7).fill(3, 0, front);
-            plan(7).fill(3, cut as u64, back);
-            assert_eq!(parts, whole, "cut at {cut}");
+            let (front, back) = whole.split_at(cut);
+            assert_eq!(first_wrong(one, 0, front, &[]), None, "cut at {cut}");
+            assert_eq!(first_wrong(one, cut as u64, back, &[]), None, "cut at {cut}");
         }
-        let mut other = vec![0; 5000];
-        plan(7).fill(4, 0, &mut other);
-        let alike = whole.iter().zip(&other).filter(|(a, b)| a == b).count();
+        let mut others = vec![0; 5000];
+        fill(other, 0, &mut others);
+        let alike = whole.iter().zip(&others).filter(|(a, b)| a == b).count();
         assert!(alike < 100, "{alike} bytes of two messages are the same");
+        whole[4000] ^= 1;
+        assert_eq!(first_wrong(one, 0, &whole, &[]), Some(4000));
+        whole[3990..4010].fill(0);
+        let gaps = vec![3990..4010];
+        assert_eq!(first_wrong(one, 0, &whole, &gaps), None);
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
             result => break result.with_context(|| format!("before: {attempts:?}"))?,
         }
     };
-    let fates = received["fates"].as_str().unwrap_or_default();
+    let fates = received["from"][0]["fates"].as_str().unwrap_or_default();
     ensure!(
         fates.len() == stream.messages && fates.chars().all(|fate| fate == 'w'),
         "nothing was lost on the way, and not every message is whole: {sent} {received}"

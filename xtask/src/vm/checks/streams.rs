@@ -139,7 +139,7 @@ impl Stream {
     }
 
     pub(super) fn judge(&self, sent: &Value, received: &Value, flood: Option<&Value>) -> Result<()> {
-        let fates = fates::compare(self.delivery, self.messages as u64, sent, received)?;
+        let fates = fates::compare(self.delivery, self.messages..=self.messages, sent, received)?;
         ensure!(
             self.delivery != "reliable" || fates.whole == self.messages as u64,
             "{fates:?}"

@@ -5,16 +5,17 @@ use std::os::fd::AsFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lm_cards::Interface;
-use lm_cards::ethtool::{Ethtool, EthtoolError};
+use lm_cards::{Interface, Steering, SteeringError};
 use lm_dataplane::memory::{HugePages, Umem};
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::{BindMode, Rings, Xsk, XskConfig};
 use lm_ebpf::{AttachMode, Gate, GateConfig, Role};
+use lm_protocol::rss::Flow;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
 use super::OverlayArgs;
+use crate::failed;
 use lm_bench::cli::{Failure, Mode, chain};
 
 /// Length of a chunk in bytes: the one that every driver takes, igb too.
@@ -31,34 +32,78 @@ const PACKET_PATIENCE: Duration = Duration::from_secs(5);
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];
 const PORT: u16 = 7168;
 
+/// Looks until it is so; whether it is in time.
+fn until(patience: Duration, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
+    let deadline = Instant::now() + patience;
+    while !is_so()? {
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        sleep(Duration::from_micros(50));
+    }
+    Ok(true)
+}
+
 /// A socket in its memory.
 pub(crate) struct End {
     // Before the memory: the kernel lets go of it first.
     pub(crate) xsk: Xsk,
     rings: Rings,
     pub(crate) umem: Umem,
-    _gate: Gate,
+    gate: Gate,
 }
 
 impl End {
+    fn open(interface: &Interface, queue: u32, mode: Mode, gate: Gate) -> Result<End, Failure> {
+        let (bind, pages) = match mode {
+            Mode::ZeroCopy => (BindMode::ZeroCopy, HugePages::On),
+            _ => (BindMode::Copy, HugePages::Auto),
+        };
+        let umem = Umem::new(MEMORY_LEN, pages).map_err(|error| {
+            Failure::new(format!(
+                "no memory in huge pages: {error}; reserve some (sysctl vm.nr_hugepages=8)"
+            ))
+        })?;
+        let (xsk, rings) = Xsk::open(&XskConfig {
+            interface_index: interface.index,
+            queue,
+            mapping: umem.mapping(),
+            registered_len: umem.len(),
+            chunk_len: CHUNK_LEN,
+            fill_len: RING_LEN,
+            completion_len: RING_LEN,
+            rx_len: RING_LEN,
+            tx_len: RING_LEN,
+            bind,
+            need_wakeup: true,
+        })
+        .map_err(|error| Failure::new(format!("{} queue {queue}: {}", interface.name, chain(&error))))?;
+        Ok(End {
+            xsk,
+            rings,
+            umem,
+            gate,
+        })
+    }
+
     /// How often the driver found the fill ring empty.
     fn looks_in_vain(&self) -> Result<u64, Failure> {
         let statistics = self.xsk.statistics().map_err(failed)?;
         Ok(statistics.rx_fill_ring_empty)
     }
 
-    fn until(&self, what_not: &str, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
-        let deadline = Instant::now() + PACKET_PATIENCE;
-        while !is_so()? {
-            if Instant::now() >= deadline {
-                return Err(Failure::new(format!(
-                    "the driver {what_not} within {} s",
-                    PACKET_PATIENCE.as_secs()
-                )));
-            }
-            sleep(Duration::from_micros(50));
+    fn driver_looks(
+        &self,
+        what_not: &str,
+        is_so: impl FnMut() -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        match until(PACKET_PATIENCE, is_so)? {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "the driver {what_not} within {} s",
+                PACKET_PATIENCE.as_secs()
+            ))),
         }
-        Ok(())
     }
 }
 
@@ -68,12 +113,12 @@ pub(crate) struct Link {
     pub(crate) receiver: End,
     pub(crate) addressing: Addressing,
     pub(crate) driver: Option<String>,
-    pub(crate) queue: u32,
+    queue: u32,
     /// Entries were posted, perhaps not yet taken by the driver.
     untaken: bool,
     /// Packets received so far.
     pub(crate) received: u64,
-    _steered: Option<Steered>,
+    _steering: Option<Steering>,
 }
 
 impl Link {
@@ -82,32 +127,26 @@ impl Link {
         let to = Interface::by_name(&args.interface).map_err(failed)?;
         let queue = args.queue.unwrap_or_else(|| to.rx_queues.saturating_sub(1));
         // Both first: a card is set up anew for its program.
-        let sending_gate = gate(&from)?;
-        let mut receiving_gate = gate(&to)?;
+        let [sending_gate, receiving_gate] = [&from, &to].map(gate);
+        let (sending_gate, receiving_gate) = (sending_gate?, receiving_gate?);
         await_link(&from)?;
         await_link(&to)?;
-        let sender = socket(&from, queue.min(from.tx_queues.saturating_sub(1)), args.mode)?;
-        let receiver = socket(&to, queue, args.mode)?;
-        receiving_gate
-            .register_xsk(queue, receiver.0.as_fd())
-            .and_then(|()| receiving_gate.set_role(queue, Role::LandingZeroCopy))
+        let sending_queue = queue.min(from.tx_queues.saturating_sub(1));
+        let sender = End::open(&from, sending_queue, args.mode, sending_gate)?;
+        let mut receiver = End::open(&to, queue, args.mode, receiving_gate)?;
+        let gate = &mut receiver.gate;
+        (gate.register_xsk(queue, receiver.xsk.as_fd()))
+            .and_then(|()| gate.set_role(queue, Role::LandingZeroCopy))
             .map_err(failed)?;
         // Last: attaching a program may change the number of queues, and the table with it.
-        let steered = Steered::to(&to, queue)?;
-        let end = |(xsk, rings, umem), gate| End {
-            xsk,
-            rings,
-            umem,
-            _gate: gate,
-        };
-        let receiver = end(receiver, receiving_gate);
+        let steering = steering(&to, queue)?;
         if receiver.xsk.zero_copy() {
             // From here on the flag tells what became of entries.
             let has_looked = || Ok(receiver.rings.fill.needs_wakeup());
-            receiver.until("does not look for entries", has_looked)?;
+            receiver.driver_looks("does not look for entries", has_looked)?;
         }
         Ok(Link {
-            sender: end(sender, sending_gate),
+            sender,
             receiver,
             addressing: Addressing {
                 src_mac: MacAddr(from.mac),
@@ -122,7 +161,7 @@ impl Link {
             queue,
             untaken: false,
             received: 0,
-            _steered: steered,
+            _steering: steering,
         })
     }
 
@@ -148,7 +187,7 @@ impl Link {
         }
         let before = self.receiver.looks_in_vain()?;
         let receiver = &self.receiver;
-        receiver.until("takes no entries", || {
+        receiver.driver_looks("takes no entries", || {
             receiver.xsk.wake_rx().map_err(failed)?;
             Ok(!receiver.rings.fill.needs_wakeup() || receiver.looks_in_vain()? >= before + 2)
         })
@@ -158,36 +197,36 @@ impl Link {
     pub(crate) fn pass(&mut self, packet: (u64, u32), start: u64) -> Result<(), Failure> {
         self.await_taken()?;
         let (address, len) = packet;
-        let tx = &mut self.sender.rings.tx;
-        assert!(tx.free(1) > 0, "one packet at a time");
-        tx.write(0, Descriptor::new(address, len));
-        tx.submit(1);
-        let deadline = Instant::now() + PACKET_PATIENCE;
+        let (sender, receiver) = (&mut self.sender, &mut self.receiver);
+        assert!(sender.rings.tx.free(1) > 0, "one packet at a time");
+        sender.rings.tx.write(0, Descriptor::new(address, len));
+        sender.rings.tx.submit(1);
         let mut sent = false;
-        loop {
-            self.wake()?;
-            let End { rings, .. } = &mut self.sender;
-            if rings.completion.available(1) > 0 {
-                rings.completion.release(1);
+        let has_come = until(PACKET_PATIENCE, || {
+            if sender.rings.tx.needs_wakeup() {
+                sender.xsk.wake_tx().map_err(failed)?;
+            }
+            if receiver.rings.fill.needs_wakeup() {
+                receiver.xsk.wake_rx().map_err(failed)?;
+            }
+            if sender.rings.completion.available(1) > 0 {
+                sender.rings.completion.release(1);
                 sent = true;
             }
-            if sent && self.receiver.rings.rx.available(1) > 0 {
-                break;
-            }
-            if Instant::now() >= deadline {
-                let what = if sent { "did not come" } else { "was not sent" };
-                let statistics = self.receiver.xsk.statistics();
-                return Err(Failure::new(format!(
-                    "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} \
-                        receive? {statistics:?}",
-                    PACKET_PATIENCE.as_secs(),
-                    self.queue,
-                )));
-            }
-            sleep(Duration::from_micros(50));
+            Ok(sent && receiver.rings.rx.available(1) > 0)
+        })?;
+        if !has_come {
+            let what = if sent { "did not come" } else { "was not sent" };
+            let statistics = receiver.xsk.statistics();
+            return Err(Failure::new(format!(
+                "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} \
+                    receive? {statistics:?}",
+                PACKET_PATIENCE.as_secs(),
+                self.queue,
+            )));
         }
-        let descriptor = self.receiver.rings.rx.read(0);
-        self.receiver.rings.rx.release(1);
+        let descriptor = receiver.rings.rx.read(0);
+        receiver.rings.rx.release(1);
         self.received += 1;
         if (descriptor.start(), descriptor.len) != (start, len) {
             return Err(Failure::new(format!(
@@ -198,101 +237,40 @@ impl Link {
         }
         Ok(())
     }
-
-    fn wake(&self) -> Result<(), Failure> {
-        let (sender, receiver) = (&self.sender, &self.receiver);
-        if sender.rings.tx.needs_wakeup() {
-            sender.xsk.wake_tx().map_err(failed)?;
-        }
-        if receiver.rings.fill.needs_wakeup() {
-            receiver.xsk.wake_rx().map_err(failed)?;
-        }
-        Ok(())
-    }
-}
-
-fn failed(error: impl std::error::Error) -> Failure {
-    Failure::new(chain(&error))
 }
 
 fn gate(interface: &Interface) -> Result<Gate, Failure> {
     Gate::attach(interface.index, &GateConfig::default(), AttachMode::Native).map_err(failed)
 }
 
-fn await_link(interface: &Interface) -> Result<(), Failure> {
-    let end = Instant::now() + LINK_PATIENCE;
-    loop {
-        if Interface::by_index(interface.index).map_err(failed)?.up {
-            return Ok(());
-        }
-        if Instant::now() >= end {
-            return Err(Failure::new(format!(
-                "{} has no link; set it up (ip link set {} up) and connect it",
-                interface.name, interface.name
-            )));
-        }
-        sleep(Duration::from_millis(10));
+fn await_link(Interface { index, name, .. }: &Interface) -> Result<(), Failure> {
+    match until(LINK_PATIENCE, || {
+        Ok(Interface::by_index(*index).map_err(failed)?.up)
+    })? {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "{name} has no link; set it up (ip link set {name} up) and connect it"
+        ))),
     }
 }
 
-fn socket(interface: &Interface, queue: u32, mode: Mode) -> Result<(Xsk, Rings, Umem), Failure> {
-    let (bind, pages) = match mode {
-        Mode::ZeroCopy => (BindMode::ZeroCopy, HugePages::On),
-        _ => (BindMode::Copy, HugePages::Auto),
+/// Has a card bring the packets to one queue, until this is dropped. `None` where the driver has no table: on veth the
+/// sender's queue decides.
+fn steering(interface: &Interface, queue: u32) -> Result<Option<Steering>, Failure> {
+    if interface.rx_queues < 2 {
+        return Ok(None);
+    }
+    let mut steering = match Steering::apply(interface, &[]) {
+        Err(SteeringError::Unsupported { .. }) => return Ok(None),
+        steering => steering.map_err(failed)?,
     };
-    let umem = Umem::new(MEMORY_LEN, pages).map_err(|error| {
-        Failure::new(format!(
-            "no memory in huge pages: {error}; reserve some (sysctl vm.nr_hugepages=8)"
-        ))
-    })?;
-    let (xsk, rings) = Xsk::open(&XskConfig {
-        interface_index: interface.index,
-        queue,
-        mapping: umem.mapping(),
-        registered_len: umem.len(),
-        chunk_len: CHUNK_LEN,
-        fill_len: RING_LEN,
-        completion_len: RING_LEN,
-        rx_len: RING_LEN,
-        tx_len: RING_LEN,
-        bind,
-        need_wakeup: true,
-    })
-    .map_err(|error| Failure::new(format!("{} queue {queue}: {}", interface.name, chain(&error))))?;
-    Ok((xsk, rings, umem))
-}
-
-/// A card whose packets all come to one queue, until this is dropped.
-struct Steered {
-    card: Ethtool,
-    table: Vec<u32>,
-    transform: u8,
-}
-
-impl Steered {
-    /// `None` where the driver has no table: on veth the sender's queue decides.
-    fn to(interface: &Interface, queue: u32) -> Result<Option<Steered>, Failure> {
-        if interface.rx_queues < 2 {
-            return Ok(None);
-        }
-        let card = Ethtool::open(interface.index).map_err(failed)?;
-        let rss = match card.rss() {
-            Err(EthtoolError::Unsupported { .. }) => return Ok(None),
-            rss => rss.map_err(failed)?,
-        };
-        card.set_rss_table(&vec![queue; rss.table.len()], rss.transform)
-            .map_err(failed)?;
-        Ok(Some(Steered {
-            card,
-            table: rss.table,
-            transform: rss.transform,
-        }))
-    }
-}
-
-impl Drop for Steered {
-    fn drop(&mut self) {
-        // It may be gone, which is as well.
-        let _ = self.card.set_rss_table(&self.table, self.transform);
-    }
+    let [source, destination] = ADDRESSES;
+    let flow = Flow {
+        source,
+        destination,
+        source_port: PORT,
+        destination_port: PORT,
+    };
+    steering.keep(&flow, queue).map_err(failed)?;
+    Ok(Some(steering))
 }
