@@ -2,10 +2,58 @@
 
 use std::fs::File;
 use std::io::{Read as _, copy};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use sha2::{Digest as _, Sha256};
+
+use crate::bed::leftovers::{Registered, temporary_folder};
+
+/// A file of random bytes in a folder of its own, which goes with it.
+pub struct Content {
+    /// The folder; what is received may be put there too.
+    pub folder: PathBuf,
+    /// The file.
+    pub file: PathBuf,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Its digest.
+    pub sha256: String,
+    _folder: Registered,
+}
+
+impl Content {
+    /// Writes a file of `len` bytes in a folder below `parent`.
+    pub fn new(parent: &Path, len: u64) -> Result<Content> {
+        let (folder, registered) = temporary_folder(parent, "transfer")?;
+        let file = folder.join("sent");
+        Ok(Content {
+            sha256: write(&file, len)?,
+            folder,
+            file,
+            len,
+            _folder: registered,
+        })
+    }
+
+    /// Where one file is received.
+    pub fn received(&self) -> PathBuf {
+        self.folder.join("received")
+    }
+
+    /// Whether a received file is the same.
+    pub fn ensure_same(&self, received: &Path) -> Result<()> {
+        let found = sha256(received)?;
+        ensure!(
+            found == self.sha256,
+            "what arrived is not what was sent: {} of {} bytes, SHA-256 {found} instead of {}",
+            std::fs::metadata(received).map_or(0, |metadata| metadata.len()),
+            self.len,
+            self.sha256
+        );
+        Ok(())
+    }
+}
 
 /// Writes exactly `len` bytes to `path`; returns their SHA-256 in hexadecimal.
 pub fn write(path: &Path, len: u64) -> Result<String> {
@@ -31,7 +79,6 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bed::leftovers::temporary_folder;
 
     #[test]
     fn a_file_is_as_long_as_asked_for_and_does_not_repeat() {

@@ -1,13 +1,13 @@
 //! `cargo xtask dist`: a tarball whose programs run on any Linux of this processor, without Rust.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lm_measure::size;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
-use crate::workspace::{cargo, root, run, target_dir};
+use crate::workspace::{cargo, root, run, said_by, target_dir};
 
 /// What is in the tarball beside the programs.
 const DOCUMENTS: &str = "admission/config.example.toml admission/lm-admissiond.service README.md docs/running.md \
@@ -37,11 +37,7 @@ done
 /// Makes the tarball in `dist` of cargo's target folder.
 pub fn dist() -> Result<()> {
     watch_signals()?;
-    let rustc = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .context("cannot start rustc")?;
-    let said = String::from_utf8_lossy(&rustc.stdout);
+    let said = said_by(Command::new("rustc").arg("-vV"))?;
     let target = said.lines().find_map(|line| line.strip_prefix("host: "));
     let target = target.context("`rustc -vV` names no host")?;
     // Naming the target keeps the flag away from build scripts and procedural macros, which cannot be static.
@@ -86,14 +82,7 @@ fn pack(name: &str, programs: &str, built: &Path, staging: &Path) -> Result<()> 
     ] {
         script.env(name, value);
     }
-    let output = script
-        .current_dir(root())
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start sh")?;
-    let why = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", why.trim());
-    Ok(())
+    said_by(script.current_dir(root())).map(drop)
 }
 
 #[cfg(test)]

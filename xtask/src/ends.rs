@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::bed::{INTERFACE, Side};
+use crate::bed::{INTERFACE, RECEIVER};
 
 /// Port that far ends listen on.
 const PORT: u16 = 7168;
@@ -13,14 +13,18 @@ const PORT: u16 = 7168;
 pub struct Ends {
     system: String,
     size: u64,
-    port: u16,
-    mode: &'static str,
+    /// Where the far end listens, beside others.
+    pub port: u16,
+    /// LM's mode, as `--mode` of its tools takes it.
+    pub mode: &'static str,
     does: Does,
-    /// Of the near and of the far end.
-    seconds: [f64; 2],
-    /// Bits of a stream, or round trips, a second at most.
-    rate: Option<f64>,
-    senders: u32,
+    /// Of the near end, which sends for so long in all, and of the far end, whose time begins later where it waits for
+    /// other senders.
+    pub seconds: [f64; 2],
+    /// Payload bits of a stream, or round trips, a second; else as many as go.
+    pub rate: Option<f64>,
+    /// Near ends that the far one waits for.
+    pub senders: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,42 +59,6 @@ impl Ends {
         }
     }
 
-    /// A stream whose near end sends for `seconds` in all: the far end's time begins later where it waits for other
-    /// senders.
-    #[must_use]
-    pub fn sending(mut self, seconds: f64) -> Ends {
-        self.seconds[0] = seconds;
-        self
-    }
-
-    /// Payload bits of a stream, or round trips, a second; else as many as go.
-    #[must_use]
-    pub fn rate(mut self, rate: f64) -> Ends {
-        self.rate = Some(rate);
-        self
-    }
-
-    /// Where the far end listens, beside others.
-    #[must_use]
-    pub fn port(mut self, port: u16) -> Ends {
-        self.port = port;
-        self
-    }
-
-    /// LM's mode, as `--mode` of its tools takes it.
-    #[must_use]
-    pub fn mode(mut self, mode: &'static str) -> Ends {
-        self.mode = mode;
-        self
-    }
-
-    /// A far end that waits for this number of near ones.
-    #[must_use]
-    pub fn senders(mut self, count: u32) -> Ends {
-        self.senders = count;
-        self
-    }
-
     /// Arguments of `lm-bench` for the end that sends, on the left host.
     pub fn near(&self) -> Vec<String> {
         self.words("near", 0)
@@ -113,7 +81,7 @@ impl Ends {
         };
         let spec = json!({
             "system": self.system, "task": task, "size": self.size, "mtu": 1500, "mode": self.mode,
-            "address": format!("{}:{}", Side::Right.address(), self.port), "senders": self.senders,
+            "address": format!("{RECEIVER}:{}", self.port), "senders": self.senders,
         });
         ["end", side, &spec.to_string(), "--interface", INTERFACE]
             .map(str::to_owned)

@@ -5,12 +5,12 @@
 //! and the compiler, so that a machine without clang can still see that one was changed without the other.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::bed::leftovers::temporary_folder;
-use crate::workspace::root;
+use crate::workspace::{root, said_by};
 
 /// The gate, the impairment box's forwarder, and the XDP program of bare AF_XDP: `NAME.o` and `NAME.sum` in a crate's
 /// folder, and every file of its `src` that they are made from; the first one is compiled.
@@ -79,14 +79,8 @@ fn run((name, _, sources): &(&str, &str, &str), folder: &Path, to_do: &str) -> R
     let (scratch, _scratch) = temporary_folder(&std::env::temp_dir(), name)?;
     let mut script = Command::new("sh");
     script.args(["-euc", SCRIPT, name, to_do]).arg(&scratch);
-    script
-        .args(sources.split(' '))
-        .current_dir(folder)
-        .stdin(Stdio::null());
-    let output = script.output().context("cannot start sh")?;
-    let why = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", why.trim());
-    print!("{}", String::from_utf8_lossy(&output.stdout));
+    let script = script.args(sources.split(' ')).current_dir(folder);
+    print!("{}", said_by(script)?);
     Ok(())
 }
 

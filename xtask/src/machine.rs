@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::workspace::{root, said_by};
+
 /// Kernel, processor, cores, time, command and commit of this measurement.
 pub fn describe() -> Value {
     let processor = std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
@@ -65,21 +67,15 @@ pub fn cores() -> usize {
 
 /// The compiler's version, by its own words.
 pub fn rustc() -> Option<String> {
-    said_by(Command::new("rustc").arg("--version"))
+    let said = said_by(Command::new("rustc").arg("--version")).ok()?;
+    Some(said.trim().to_owned())
 }
 
 /// The commit of this tree, `-dirty` where it is not quite that.
 pub fn revision() -> Option<String> {
     let mut git = Command::new("git");
-    said_by(
-        git.current_dir(crate::workspace::root())
-            .args(["describe", "--always", "--dirty"]),
-    )
-}
-
-fn said_by(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let git = git.current_dir(root()).args(["describe", "--always", "--dirty"]);
+    Some(said_by(git).ok()?.trim().to_owned())
 }
 
 /// Two different cores for a sender and a receiver; the same one twice on a machine with one.

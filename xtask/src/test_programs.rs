@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::tally::{Tally, without_line};
-use crate::workspace::{cargo, command_line, root, run};
+use crate::workspace::{cargo, command_line, root, run, said_aloud_by};
 
 /// What runs at a time: where one waits for leases and links, another counts. More would take the cores from each
 /// other.
@@ -93,23 +93,11 @@ impl Program {
     /// The names of its tests, as [`NAMES`] has them.
     fn list(&self) -> Result<Vec<String>> {
         let mut command = self.command(&Selection::default(), &[], &["--list"]);
-        let said = output(&mut command)?;
+        let said = said_aloud_by(&mut command)?;
         let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
         let name = |name| format!("{}{}", self.prefix(), without_line(name));
         Ok(names.map(name).collect())
     }
-}
-
-/// What a command prints that ends well.
-fn output(command: &mut Command) -> Result<String> {
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot start `{}`", command_line(command)))?;
-    ensure!(
-        output.status.success(),
-        "`{}` failed; its own message is above",
-        command_line(command)
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -163,7 +151,7 @@ impl Selection {
     fn build(&self) -> Result<Vec<Program>> {
         let mut command = self.command(&["test", "--no-run"]);
         command.arg("--message-format=json-render-diagnostics");
-        let mut programs = programs_in(&output(&mut command)?, root());
+        let mut programs = programs_in(&said_aloud_by(&mut command)?, root());
         ensure!(
             !programs.is_empty(),
             "`{}` named no test program",

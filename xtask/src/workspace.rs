@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The folder with the workspace's `Cargo.toml`.
 pub fn root() -> &'static Path {
@@ -31,6 +31,30 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// What a command says that ends well.
+///
+/// # Errors
+/// What it says on standard error.
+pub fn said_by(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start `{}`", command_line(command)))?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", error.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The same of a command that shows by itself what goes wrong.
+pub fn said_aloud_by(command: &mut Command) -> Result<String> {
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start `{}`", command_line(command)))?;
+    ensure!(
+        output.status.success(),
+        "`{}` failed; its own message is above",
+        command_line(command)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// The command as a user would type it.
 pub fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
@@ -43,13 +67,8 @@ pub fn command_line(command: &Command) -> String {
 
 /// Where cargo puts what it builds: `CARGO_TARGET_DIR`, cargo's configuration or `target/`, as cargo itself says.
 pub fn target_dir() -> Result<PathBuf> {
-    let output = cargo()
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start `cargo metadata`")?;
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("`cargo metadata` failed")?;
+    let words = ["metadata", "--format-version", "1", "--no-deps", "--offline"];
+    let metadata: serde_json::Value = serde_json::from_str(&said_aloud_by(cargo().args(words))?)?;
     let folder = metadata["target_directory"]
         .as_str()
         .context("`cargo metadata` names no target directory")?;

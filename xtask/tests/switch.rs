@@ -99,8 +99,8 @@ fn a_receiver_counts_each_sender_apart() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(3)) else {
         return;
     };
-    let ends = Ends::stream("lm --idle default", 1000, [0.05, 0.3]).sending(1.5);
-    let ends = ends.senders(3);
+    let mut ends = Ends::stream("lm --idle default", 1000, [0.05, 0.3]);
+    (ends.seconds[0], ends.senders) = (1.5, 3);
     let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
     let senders: Vec<_> = (bed.senders().iter())
@@ -135,8 +135,8 @@ fn a_receiver_that_waits_in_vain_says_who_is_missing() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(2)) else {
         return;
     };
-    let ends = Ends::stream("lm --idle default", 1000, [0.05, 1.0]).sending(0.1);
-    let ends = ends.senders(2);
+    let mut ends = Ends::stream("lm --idle default", 1000, [0.05, 1.0]);
+    (ends.seconds[0], ends.senders) = (0.1, 2);
     let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
     bed.left()

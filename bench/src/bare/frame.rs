@@ -1,10 +1,6 @@
 //! The packets of the bare programs: Ethernet, IPv4, UDP, and a payload that begins with a sequence number.
 
-use std::net::Ipv4Addr;
-
-use clap::Args;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::TYPE_DATA;
 
 /// Bytes before the payload: Ethernet 14, IPv4 20 (RFC 791), UDP 8 (RFC 768).
@@ -18,38 +14,6 @@ pub fn headers(ends: &Addressing, payload_len: usize) -> [u8; HEADER_LEN] {
     let written = ends.write_udp_headers(&mut packet, TYPE_DATA, payload_len);
     written.expect("no longer than a datagram");
     packet
-}
-
-/// Whom a sending program talks to.
-#[derive(Debug, Clone, Args)]
-pub struct ToArgs {
-    /// IPv4 address of the receiver
-    #[arg(long, required = false)]
-    pub to: Ipv4Addr,
-    /// Ethernet address of the receiver
-    #[arg(long, required = false)]
-    pub to_mac: MacAddr,
-    /// IPv4 address to send from
-    #[arg(long, required = false)]
-    pub from: Ipv4Addr,
-    /// Ethernet address to send from
-    #[arg(long, required = false)]
-    pub from_mac: MacAddr,
-}
-
-impl ToArgs {
-    /// These ends, with this UDP port at both.
-    pub fn ends(&self, port: u16) -> Addressing {
-        Addressing {
-            src_mac: self.from_mac,
-            dst_mac: self.to_mac,
-            vlan: None,
-            src_ip: self.from,
-            dst_ip: self.to,
-            src_port: port,
-            dst_port: port,
-        }
-    }
 }
 
 /// Turns received headers around: the answer goes where the packet came from. Sums do not change, so the checksum stays.

@@ -24,7 +24,7 @@ use lm_cards::Interface;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
-pub use frame::{HEADER_LEN as UDP_HEADER_LEN, ToArgs, headers};
+pub use frame::{HEADER_LEN as UDP_HEADER_LEN, headers};
 pub use inject::{Injector, Stored};
 use pace::Pace;
 pub(crate) use pace::remove_pace_file;

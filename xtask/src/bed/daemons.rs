@@ -5,15 +5,15 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::leftovers::{Leftover, Registered, register};
 use super::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
-use crate::workspace::{Programs, command_line};
+use crate::workspace::{Programs, said_by};
 
 /// The user of a bed's programs without privileges: by tradition nobody.
 pub const NOBODY: u32 = 65534;
@@ -108,7 +108,7 @@ impl Daemons {
         status
             .args(["status", "--json", "--socket"])
             .arg(self.socket(host));
-        serde_json::from_slice(&said_by(&mut status)?).context("lm-admissiond status says no JSON")
+        serde_json::from_str(&said_by(&mut status)?).context("lm-admissiond status says no JSON")
     }
 }
 
@@ -140,13 +140,4 @@ impl Ground {
             running,
         })
     }
-}
-
-/// What a command prints that ends well.
-fn said_by(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot start `{}`", command_line(command)))?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", error.trim());
-    Ok(output.stdout)
 }

@@ -11,12 +11,8 @@ pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
     batch_of("ip", namespace, commands)
 }
 
-/// Runs one `tc` command per line in `namespace`, as [`batch`] does.
-pub(super) fn tc(namespace: &str, commands: &[String]) -> Result<()> {
-    batch_of("tc", Some(namespace), commands)
-}
-
-fn batch_of(tool: &str, namespace: Option<&str>, commands: &[String]) -> Result<()> {
+/// The same with this tool of iproute2.
+pub(super) fn batch_of(tool: &str, namespace: Option<&str>, commands: &[String]) -> Result<()> {
     let mut command = iproute2(tool);
     if let Some(namespace) = namespace {
         command.args(["-n", namespace]);

@@ -23,7 +23,6 @@ pub mod daemons;
 pub mod host;
 pub mod ip;
 pub mod leftovers;
-pub mod lone;
 pub mod middle;
 pub mod port;
 pub mod program;
@@ -37,9 +36,8 @@ use anyhow::{Context, Result, ensure};
 use lm_measure::rate::BitRate;
 
 pub use host::Host;
-pub use lone::Lone;
 pub use middle::{Impairments, RunningBox};
-pub use port::{Drops, Port};
+pub use port::Port;
 pub use program::{Launch, Output, Program};
 
 use leftovers::{Leftover, Registered, register};
@@ -49,6 +47,9 @@ pub const INTERFACE: &str = "lm0";
 
 /// Every namespace of a bed is named `<PREFIX>-<pid>-<number>-<side>`.
 const NAMESPACE_PREFIX: &str = "lmx";
+
+/// The side of a namespace that is no bed's.
+const LONE: &str = "lone";
 
 /// Looks until it is so.
 ///
@@ -63,31 +64,10 @@ pub fn until(what: &str, limit: Duration, mut is_so: impl FnMut() -> Result<bool
     Ok(())
 }
 
-/// The two ends of a bed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// 198.18.0.1, by habit the sender's.
-    Left,
-    /// 198.18.0.2, by habit the receiver's.
-    Right,
-}
-
-impl Side {
-    const fn name(self) -> &'static str {
-        match self {
-            Side::Left => "left",
-            Side::Right => "right",
-        }
-    }
-
-    /// The address of this side's interface.
-    pub const fn address(self) -> Ipv4Addr {
-        match self {
-            Side::Left => Ipv4Addr::new(198, 18, 0, 1),
-            Side::Right => Ipv4Addr::new(198, 18, 0, 2),
-        }
-    }
-}
+/// The hosts of every bed: by habit the sender and the receiver.
+const SIDES: [(&str, Ipv4Addr); 2] = [("left", Ipv4Addr::new(198, 18, 0, 1)), ("right", RECEIVER)];
+/// The right host's address.
+pub const RECEIVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 
 /// What a bed shall look like. The default is the bed of the measurements: MTU 1500, two queues each way,
 /// segmentation offloads off, no receive packet steering, the kernel's own queueing discipline.
@@ -173,21 +153,9 @@ impl Bed {
     /// Makes a bed. Needs root and iproute2; says which of them is missing.
     pub fn new(config: &BedConfig) -> Result<Bed> {
         prepare()?;
-        ensure!(
-            config.senders.is_none() || !config.with_box,
-            "a bed has a box or a switch, not both"
-        );
-        ensure!(
-            config.cards.is_none() || config.senders.is_none(),
-            "a bed of network cards has no switch"
-        );
-        ensure!(
-            config.senders.is_some() || config.port.is_none() && config.cable.is_none(),
-            "a slow port or cable is a switch's: say how many senders it has"
-        );
         let number = next_number();
         let host = |side: &str, address| Host::new(namespace_name(number, side), address);
-        let sides = [Side::Left, Side::Right].map(|side| host(side.name(), side.address()));
+        let sides = SIDES.map(|(side, address)| host(side, address));
         let mut hosts = Vec::from(sides);
         for last in switch::further_senders(config.senders.unwrap_or(1))? {
             hosts.push(host(&format!("left{last}"), Ipv4Addr::new(198, 18, 0, last)));
@@ -382,6 +350,17 @@ fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
     Ok(())
 }
 
+/// A namespace without interfaces, for whoever brings their own. It goes with the second value.
+///
+/// # Errors
+/// Needs root and iproute2; says which of them is missing.
+pub fn lone() -> Result<(Host, Vec<Registered>)> {
+    prepare()?;
+    let host = Host::new(namespace_name(next_number(), LONE), Ipv4Addr::UNSPECIFIED);
+    let registered = make_namespaces(std::iter::once(&host))?;
+    Ok((host, registered))
+}
+
 /// A namespace for each of these; they go with what is given back. Registered before they exist: what is registered and
 /// was never made is harmless to remove.
 fn make_namespaces<'a>(hosts: impl Iterator<Item = &'a Host> + Clone) -> Result<Vec<Registered>> {
@@ -454,7 +433,7 @@ fn owner_of(name: &str) -> Option<u32> {
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?.trim_end_matches(|c: char| c.is_ascii_digit());
-    let ours = matches!(side, "left" | "right" | middle::BOX | switch::SWITCH | lone::LONE);
+    let ours = matches!(side, "left" | "right" | middle::BOX | switch::SWITCH | LONE);
     (ours && parts.next().is_none()).then_some(pid)
 }
 

@@ -20,7 +20,7 @@ use lm_measure::statistics::Summary;
 use rustix::process::setpriority_process;
 use serde_json::Value;
 
-use super::{Bed, BedConfig, Host, INTERFACE, ip, switch, until};
+use super::{Bed, BedConfig, Host, ip, switch, until};
 
 /// Preamble, checksum and gap of a frame on the wire; `tc` counts none of them.
 const ON_WIRE_LEN: u64 = 24;
@@ -69,33 +69,6 @@ impl FromStr for Port {
     }
 }
 
-/// What became of frames that did not arrive, since the bed was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drops {
-    /// The port's buffer was full.
-    pub port: u64,
-    /// A cable's was.
-    pub cables: u64,
-    /// A socket of the receiver had no room, one of AF_XDP's included.
-    pub sockets: u64,
-}
-
-impl Drops {
-    /// What has been dropped since.
-    pub fn since(self, before: Drops) -> Drops {
-        Drops {
-            port: self.port - before.port,
-            cables: self.cables - before.cables,
-            sockets: self.sockets - before.sockets,
-        }
-    }
-
-    /// All of them.
-    pub fn sum(self) -> u64 {
-        self.port + self.cables + self.sockets
-    }
-}
-
 /// The longest frame of a link as `tc` counts it.
 fn frame_len(mtu: u16) -> u64 {
     u64::from(mtu) + 14
@@ -141,7 +114,7 @@ pub(super) fn configure(switch: &Host, hosts: &[Host], config: &BedConfig) -> Re
     if lines.is_empty() {
         return Ok(());
     }
-    ip::tc(switch.name(), &lines).context(
+    ip::batch_of("tc", Some(switch.name()), &lines).context(
         "links cannot be made slow; that needs a kernel with TBF and redirection \
          (modprobe -a sch_tbf sch_ingress cls_u32 act_mirred)",
     )
@@ -213,27 +186,6 @@ impl Bed {
         })
     }
 
-    /// What has been dropped so far of what went to the receiver.
-    pub fn drops(&self) -> Result<Drops> {
-        let of_xsk = format!("/sys/class/net/{INTERFACE}/statistics/rx_dropped");
-        let of_xsk: u64 = self.right().read_file(&of_xsk)?.trim().parse()?;
-        let mut drops = Drops {
-            sockets: socket_drops(&self.right().read_file("/proc/thread-self/net/snmp")?)
-                .context("the receiver's kernel counts no drops")?
-                + of_xsk,
-            ..Drops::default()
-        };
-        let port = switch::port_of(self.right(), 0);
-        for one in self.disciplines()? {
-            let dropped = one["drops"].as_u64().context("tc counts no drops")?;
-            match one["dev"].as_str() == Some(&port) {
-                true => drops.port += dropped,
-                false => drops.cables += dropped,
-            }
-        }
-        Ok(drops)
-    }
-
     /// The buckets of port and cables as `tc -s -j` shows them.
     pub fn disciplines(&self) -> Result<Vec<Value>> {
         let switch = self.switch().context("this bed has no switch")?;
@@ -263,14 +215,6 @@ fn rates(port: &str) -> Result<Vec<f64>> {
     Ok(looks.windows(2).map(rate).collect())
 }
 
-/// Datagrams for which a socket had no room (`RcvbufErrors` of proc_pid_net(5)).
-fn socket_drops(snmp: &str) -> Option<u64> {
-    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Udp: "));
-    let names = lines.next()?.split(' ');
-    let mut pairs = names.zip(lines.next()?.split(' '));
-    pairs.find(|(name, _)| *name == "RcvbufErrors")?.1.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,13 +241,5 @@ mod tests {
     #[test]
     fn a_frame_takes_more_than_its_length() {
         assert_eq!(frames_per_s(BitRate(100_000_000), 1500).floor(), 8127.0);
-    }
-
-    #[test]
-    fn drops_of_sockets_are_found_by_their_name() {
-        let snmp = "Ip: Forwarding\nIp: 2\nUdp: InDatagrams NoPorts RcvbufErrors SndbufErrors\nUdp: 7 0 3 1\nUdpLite: \
-            RcvbufErrors\nUdpLite: 9\n";
-        assert_eq!(socket_drops(snmp), Some(3));
-        assert_eq!(socket_drops("Udp: InDatagrams\nUdp: 7\n"), None);
     }
 }

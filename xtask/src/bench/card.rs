@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use crate::machine::{self, ResultFile};
 use crate::vm::checks::card::Row;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Ended, Outcome};
+use crate::vm::protocol::Ended;
 use crate::vm::qemu::Clock;
-use crate::vm::{self, Build, Choice};
+use crate::vm::{self, Build, Choice, Machine};
 
 /// Two whole runs agree when no figure differs by more than this.
 const AGREE: f64 = 0.01;
@@ -71,33 +71,6 @@ struct Kept {
     rustc: Option<String>,
     boots: Vec<Machine>,
     rows: Vec<Measured>,
-}
-
-/// What decides a boot's figures where instructions are counted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Machine {
-    /// The kind of cards.
-    device: Device,
-    /// QEMU's version.
-    qemu: String,
-    /// The guest's kernel.
-    guest: String,
-    /// SHA-256 of the kernel's image and of all files of the guest: programs, and the rows in their order.
-    kernel_sha256: String,
-    initramfs_sha256: String,
-}
-
-impl Machine {
-    fn of(row: &Row, result: &Value) -> Machine {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        Machine {
-            device: row.device,
-            qemu: text(&result["qemu"]["version"]),
-            guest: text(&result["guest"]["kernel"]),
-            kernel_sha256: text(&result["sha256"]["kernel"]),
-            initramfs_sha256: text(&result["sha256"]["initramfs"]),
-        }
-    }
 }
 
 /// The comparisons that are asked for.
@@ -210,7 +183,7 @@ fn measure(rows: Vec<Row>, build: Build) -> Result<(Vec<Measured>, Vec<Machine>)
                 ..Choice::default()
             };
             let (report, machine) = vm::measure(choice, rows)?;
-            machines.push(Machine::of(first, &machine));
+            machines.push(machine);
             ensure!(
                 !report.ended.is_empty(),
                 "{} did not run: {}",
@@ -236,9 +209,9 @@ fn measure(rows: Vec<Row>, build: Build) -> Result<(Vec<Measured>, Vec<Machine>)
 /// What a row's `lm-bench` said, and how it failed.
 fn said(ended: &Ended) -> String {
     let said = ended.report["said"].as_str().unwrap_or_default();
-    let error = match ended.outcome {
-        Outcome::Passed => ended.report["error"].as_str(),
-        _ => ended.output.trim().lines().last().or(Some("it ended")),
+    let error = match ended.passed {
+        true => ended.report["error"].as_str(),
+        false => ended.output.trim().lines().last().or(Some("it ended")),
     };
     error.map_or_else(|| said.to_owned(), |error| format!("{said}failed: {error}\n"))
 }

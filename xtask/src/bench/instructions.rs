@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use lm_measure::table::Table;
@@ -20,7 +20,8 @@ use serde_json::Value;
 
 use crate::bed::leftovers;
 use crate::fuzz::{answers, lacking};
-use crate::workspace::{cargo, command_line, root};
+use crate::machine::rustc;
+use crate::workspace::{cargo, root, said_aloud_by};
 
 /// Instructions per fragment, and per answer to a small message, in user space, counted by callgrind on the simulated NIC.
 ///
@@ -38,31 +39,20 @@ pub(super) struct Arguments {
 const COUNTS: [u32; 2] = [1024, 5120];
 /// A figure that is larger than the baseline by this factor is a failure.
 const GROWTH: f64 = 1.05;
-/// What is counted one by one.
-struct Subject {
-    name: &'static str,
-    /// The function that it runs in, in `dataplane/tests/simulated/instructions.rs`,
-    function: &'static str,
-    /// and the test that runs it.
-    test: &'static str,
-}
-
-const SUBJECTS: [Subject; 3] = [
-    Subject {
-        name: "fragment, sender",
-        function: "counted_round_of_sender",
-        test: "transfer_of_fragments",
-    },
-    Subject {
-        name: "fragment, receiver",
-        function: "counted_round_of_receiver",
-        test: "transfer_of_fragments",
-    },
-    Subject {
-        name: "answer to 64 bytes",
-        function: "counted_answer",
-        test: "exchange_of_messages",
-    },
+/// What is counted one by one: its name, the function that it runs in, in `dataplane/tests/simulated/instructions.rs`,
+/// and the test that runs it.
+const SUBJECTS: [(&str, &str, &str); 3] = [
+    (
+        "fragment, sender",
+        "counted_round_of_sender",
+        "transfer_of_fragments",
+    ),
+    (
+        "fragment, receiver",
+        "counted_round_of_receiver",
+        "transfer_of_fragments",
+    ),
+    ("answer to 64 bytes", "counted_answer", "exchange_of_messages"),
 ];
 const INTEGRITIES: [&str; 2] = ["none", "manifest"];
 
@@ -87,15 +77,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         true => read_baseline().unwrap_or_default(),
         false => read_baseline()?,
     };
-    let rustc = compiler()?;
+    let rustc = rustc().context("cannot start `rustc --version`")?;
     let mut table = Table::new(&["for each", "instructions", "baseline", ""]);
     let mut instructions = BTreeMap::new();
     let mut grown = Vec::new();
     for integrity in INTEGRITIES {
-        for subject in &SUBJECTS {
-            let case = format!("{}, integrity {integrity}", subject.name);
+        for (name, function, test) in SUBJECTS {
+            let case = format!("{name}, integrity {integrity}");
             eprintln!("  counting: {case}");
-            let count = |number| count(&program, &folder, subject, integrity, number);
+            let count = |number| count(&program, &folder, [function, test, integrity], number);
             let [few, many] = [count(COUNTS[0])?, count(COUNTS[1])?];
             let more = f64::from(COUNTS[1] - COUNTS[0]);
             let found = tenths((many as f64 - few as f64) / more);
@@ -157,15 +147,6 @@ fn tenths(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-fn compiler() -> Result<String> {
-    let output = Command::new("rustc")
-        .current_dir(root())
-        .arg("--version")
-        .output();
-    let output = output.context("cannot start `rustc --version`")?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 /// Builds the program that uses endpoints on the simulated NIC as for release, with symbols; its path.
 fn build() -> Result<PathBuf> {
     eprintln!("building endpoints on the simulated NIC (as for release)");
@@ -181,10 +162,7 @@ fn build() -> Result<PathBuf> {
         "--no-run",
     ]);
     command.arg("--message-format=json-render-diagnostics");
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
-    ensure!(output.status.success(), "`{}` failed", command_line(&command));
-    let messages = String::from_utf8_lossy(&output.stdout);
+    let messages = said_aloud_by(&mut command)?;
     let mut programs = messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -193,7 +171,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Counts the instructions of so many fragments or messages.
-fn count(program: &Path, folder: &Path, subject: &Subject, integrity: &str, number: u32) -> Result<u64> {
+fn count(program: &Path, folder: &Path, [function, test, integrity]: [&str; 3], number: u32) -> Result<u64> {
     let report = folder.join("callgrind.out");
     let mut command = Command::new("valgrind");
     command
@@ -203,11 +181,11 @@ fn count(program: &Path, folder: &Path, subject: &Subject, integrity: &str, numb
             "--compress-strings=no",
         ])
         .args(["--compress-pos=no", "--dump-line=yes"])
-        .arg(format!("--toggle-collect=*{}*", subject.function))
+        .arg(format!("--toggle-collect=*{function}*"))
         .arg(format!("--callgrind-out-file={}", report.display()))
         .arg(program)
         .args(["--exact", "--test-threads=1"])
-        .arg(format!("instructions::{}", subject.test))
+        .arg(format!("instructions::{test}"))
         .env("LM_INSTRUCTIONS_COUNT", number.to_string())
         .env("LM_INSTRUCTIONS_INTEGRITY", integrity);
     let output = command.output().context("cannot start valgrind")?;
@@ -221,8 +199,7 @@ fn count(program: &Path, folder: &Path, subject: &Subject, integrity: &str, numb
     let counted = read(&text)?;
     ensure!(
         counted > 0,
-        "nothing was counted in {}: did it get another name?",
-        subject.function
+        "nothing was counted in {function}: did it get another name?"
     );
     Ok(counted)
 }
@@ -291,7 +268,7 @@ totals: 956
     fn the_counted_functions_exist() {
         let path = root().join("dataplane/tests/simulated/instructions.rs");
         let text = std::fs::read_to_string(path).unwrap();
-        for Subject { function, test, .. } in SUBJECTS {
+        for (_, function, test) in SUBJECTS {
             assert!(
                 text.contains(&format!("#[inline(never)]\nfn {function}(")),
                 "{function}"

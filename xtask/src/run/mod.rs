@@ -5,7 +5,7 @@ pub(crate) mod cluster;
 mod two_hosts;
 mod two_machines;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -13,9 +13,10 @@ use lm_measure::size::{self, ByteSize};
 use serde_json::{Value, json};
 
 use crate::bed::Launch;
-use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
+use crate::bed::leftovers::watch_signals;
+use crate::content::Content;
 use crate::machine::{self, ResultFile, two_cores};
-use crate::{content, workspace};
+use crate::workspace;
 
 /// Send a file through LM, check it, and show LM and kernel UDP beside each other.
 ///
@@ -73,54 +74,36 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     result_file.map_or(Ok(()), |file| file.write(&result))
 }
 
-/// The file to send, in a folder of its own that goes with it.
-struct Content {
-    folder: PathBuf,
-    path: PathBuf,
-    len: u64,
-    sha256: String,
-    _folder: Registered,
+/// The file to send.
+fn make_content(size: ByteSize) -> Result<Content> {
+    let content = Content::new(&workspace::target_dir()?, size.bytes())?;
+    println!(
+        "file       {}, random bytes, SHA-256 {}…",
+        size::exact(content.len),
+        &content.sha256[..16]
+    );
+    Ok(content)
 }
 
-impl Content {
-    fn make(size: ByteSize) -> Result<Content> {
-        let len = size.bytes();
-        let (folder, registered) = temporary_folder(&workspace::target_dir()?, "xtask-run")?;
-        let path = folder.join("content");
-        let sha256 = content::write(&path, len)?;
-        println!(
-            "file       {}, random bytes, SHA-256 {}…",
-            size::exact(len),
-            &sha256[..16]
-        );
-        Ok(Content {
-            folder,
-            path,
-            len,
-            sha256,
-            _folder: registered,
-        })
-    }
+/// `lm-send` with it, on the first of two cores.
+fn sender(content: &Content, programs: &workspace::Programs, interface: &str, to: &str) -> Launch {
+    Launch::new(programs.path("lm-send"))
+        .args(["--interface", interface, "--json", "--to", to])
+        .arg(&content.file)
+        .core(two_cores()[0])
+        .time_limit(TRANSFER_LIMIT)
+}
 
-    /// `lm-send` with it, on the first of two cores.
-    fn sender(&self, programs: &workspace::Programs, interface: &str, to: &str) -> Launch {
-        Launch::new(programs.path("lm-send"))
-            .args(["--interface", interface, "--json", "--to", to])
-            .arg(&self.path)
-            .core(two_cores()[0])
-            .time_limit(TRANSFER_LIMIT)
-    }
-
-    /// The whole of a result file, with what `lm-bench compare` kept.
-    fn result(&self, kind: &str, transfer: Value, compared: &str) -> Result<Value> {
-        let compared: Value = serde_json::from_str(compared).context("what lm-bench kept is no JSON")?;
-        Ok(json!({
-            "kind": kind,
-            "file": {"bytes": self.len, "sha256": self.sha256},
-            "transfer": transfer,
-            "comparisons": [compared],
-        }))
-    }
+/// The whole of a result file, with the file in which `lm-bench compare` kept its own.
+fn result(content: &Content, kind: &str, transfer: Value, compared: &Path) -> Result<Value> {
+    let compared = std::fs::read_to_string(compared).context("cannot read what lm-bench compare kept")?;
+    let compared: Value = serde_json::from_str(&compared).context("what lm-bench kept is no JSON")?;
+    Ok(json!({
+        "kind": kind,
+        "file": {"bytes": content.len, "sha256": content.sha256},
+        "transfer": transfer,
+        "comparisons": [compared],
+    }))
 }
 
 /// Says of a tool's report how much, how fast, in which mode, what user space copied.

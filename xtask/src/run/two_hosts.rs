@@ -1,17 +1,17 @@
 //! The demonstration on one machine: two namespaces, a veth pair.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Arguments, Content, TRANSFER_LIMIT, show_transfer};
+use super::{Arguments, TRANSFER_LIMIT, make_content, result, sender, show_transfer};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch};
 use crate::bench::compare;
-use crate::content;
+use crate::content::Content;
 use crate::machine::{cores, two_cores};
 use crate::workspace::Programs;
 
 pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
-    let content = Content::make(arguments.size)?;
+    let content = make_content(arguments.size)?;
     if cores() < 2 {
         println!(
             "note       this machine has one core: sender and receiver share it, and the figures suffer"
@@ -21,8 +21,7 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     let file = content.folder.join("compared.json");
     print!("{}", compare::for_show(programs, arguments.rounds, &file)?);
     println!("\nMore comparisons: cargo xtask bench compare.");
-    let compared = std::fs::read_to_string(&file).context("lm-bench kept nothing")?;
-    content.result("two hosts on a veth pair", transfer, &compared)
+    result(&content, "two hosts on a veth pair", transfer, &file)
 }
 
 /// Sends the file once and checks it.
@@ -33,14 +32,14 @@ fn transfer(programs: &Programs, content: &Content) -> Result<Value> {
     println!(
         "hosts      {from} (core {sending}) and {to} (core {receiving}), veth pair {INTERFACE}, MTU 1500, 2 queues"
     );
-    let received = content.folder.join("received");
+    let received = content.received();
     let receiver = Launch::new(programs.path("lm-recv"))
         .args(["--interface", INTERFACE, "--count", "1", "--json", "--output"])
         .arg(&received)
         .args(["--allow", &from])
         .core(receiving)
         .time_limit(TRANSFER_LIMIT);
-    let sender = content.sender(programs, INTERFACE, &to);
+    let sender = sender(content, programs, INTERFACE, &to);
     println!("receiver   {}", receiver.command_line());
     println!("sender     {}", sender.command_line());
     let mut receiver = bed.right().spawn(receiver)?;
@@ -52,15 +51,8 @@ fn transfer(programs: &Programs, content: &Content) -> Result<Value> {
         .json()
         .context("lm-send --json")?;
     let report = receiver.finish()?.json().context("lm-recv --json")?;
-    let sha256 = content::sha256(&received)?;
-    ensure!(
-        sha256 == content.sha256,
-        "the file that arrived is not the one that was sent: {} of {} bytes, SHA-256 {sha256} instead of {}",
-        std::fs::metadata(&received).map_or(0, |metadata| metadata.len()),
-        content.len,
-        content.sha256
-    );
+    content.ensure_same(&received)?;
     show_transfer(&report);
     println!("checked    SHA-256 of what arrived is that of what was sent");
-    Ok(json!({"send": sent, "receive": report, "sha256_received": sha256}))
+    Ok(json!({"send": sent, "receive": report, "sha256_received": content.sha256}))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Arguments, Content, show_transfer};
+use super::{Arguments, make_content, result, sender, show_transfer};
 use crate::bed::Launch;
 use crate::machine::two_cores;
 use crate::workspace::Programs;
@@ -21,7 +21,7 @@ const COMPARE_LIMIT: Duration = Duration::from_secs(3600);
 
 pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: &Programs) -> Result<Value> {
     let ours = address_towards(peer)?;
-    let content = Content::make(arguments.size)?;
+    let content = make_content(arguments.size)?;
     println!(
         "The other machine needs lm-recv and lm-bench: `cargo xtask dist` makes a tarball that runs without Rust.\n\
          IF stands for its interface towards this machine."
@@ -30,7 +30,7 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
         &format!("lm-recv --interface IF --allow {ours} --count 1 --output received --force"),
         "sha256sum received",
     ])?;
-    let send = content.sender(programs, interface, peer);
+    let send = sender(&content, programs, interface, peer);
     let sent = send.spawn()?.finish()?.json().context("lm-send --json")?;
     show_transfer(&sent);
     println!("to check   sha256sum over there must say {}", content.sha256);
@@ -44,8 +44,7 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
         .arg(&kept)
         .time_limit(COMPARE_LIMIT);
     print!("{}", compare.spawn()?.finish_aloud()?.stdout);
-    let compared = std::fs::read_to_string(&kept).context("cannot read what lm-bench compare kept")?;
-    content.result("two machines", json!({"send": sent}), &compared)
+    result(&content, "two machines", json!({"send": sent}), &kept)
 }
 
 /// This machine's address as the peer sees it, which is what the kernel sends from.

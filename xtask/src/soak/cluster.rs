@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -180,20 +180,14 @@ fn end(program: &mut Program) -> Result<()> {
 fn await_end(ground: &Ground) -> Result<()> {
     let end = Instant::now() + END_LIMIT;
     for host in ground.bed.hosts() {
-        loop {
-            let left = left_of(&ground.daemons.status(host)?);
-            if left.is_empty() {
-                break;
-            }
-            ensure!(
-                Instant::now() < end,
-                "{} s after the programs ended the daemon on {} still has {}",
-                END_LIMIT.as_secs(),
-                host.address(),
-                left.join(", ")
-            );
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let mut left = Vec::new();
+        let is_over = || {
+            left = left_of(&ground.daemons.status(host)?);
+            Ok(left.is_empty())
+        };
+        let patience = end.saturating_duration_since(Instant::now());
+        until("what the programs had is given back", patience, is_over)
+            .with_context(|| format!("the daemon on {} still has {}", host.address(), left.join(", ")))?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::machine::two_cores;
 use crate::workspace::Programs;
 
 /// A run takes a second or two; the sender gives up by itself after this.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE_S: u32 = 20;
 /// Programs that do not end by themselves are killed.
 const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// Queues of the hosts' interfaces.
@@ -125,15 +125,6 @@ impl Plan {
             is_read: dice.roll(2) == 0,
         }
     }
-
-    fn arguments(&self, seed: u64) -> Vec<String> {
-        let line = format!(
-            "messages --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
-             --in-flight {} --mode {}",
-            self.message_size, self.messages, self.in_flight, self.mode
-        );
-        line.split_whitespace().map(str::to_owned).collect()
-    }
 }
 
 /// What all runs together did, by name.
@@ -142,20 +133,22 @@ type Tally = BTreeMap<&'static str, u64>;
 /// One run on a bed.
 fn run_one(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, tally: &mut Tally) -> Result<()> {
     let [sending, receiving] = two_cores();
-    let launch = |core: usize| {
-        Launch::new(programs.path("lm-check"))
-            .args(plan.arguments(seed))
-            .core(core)
-            .time_limit(TIME_LIMIT)
+    let to = bed.right().address();
+    let launch = |core: usize, options: String| {
+        let line = format!(
+            "messages --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
+             --in-flight {} --mode {} {options}",
+            plan.message_size, plan.messages, plan.in_flight, plan.mode
+        );
+        let launch = Launch::new(programs.path("lm-check")).args(line.split_whitespace());
+        launch.core(core).time_limit(TIME_LIMIT)
     };
     let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
-    let read = plan.is_read.then_some("--read");
-    let mut receiver = bed.right().spawn(launch(receiving).args(read))?;
+    let read = if plan.is_read { "--read" } else { "" };
+    let mut receiver = bed.right().spawn(launch(receiving, read.to_owned()))?;
     receiver.await_text("ready")?;
-    let patience = PATIENCE.as_secs().to_string();
-    let to = bed.right().address().to_string();
-    let sender = launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
-    let sent = bed.left().spawn(sender)?.finish();
+    let options = format!("--to {to} --delivery {} --patience {PATIENCE_S}", plan.delivery);
+    let sent = bed.left().spawn(launch(sending, options))?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
     let forwarded = running.stop()?;
     let received = receiver.stop()?.report_of("the receiver")?;

@@ -18,31 +18,29 @@ impl Device {
     /// All kinds, in the order of the results.
     pub const ALL: [Device; 3] = [Device::Igb, Device::VirtioNet, Device::Veth];
 
+    /// As the command line and the results name it; the driver's name in sysfs, `None` for what no QEMU device is
+    /// behind; and modules that it needs in the guest, unless they are built in.
+    const fn names(self) -> (&'static str, Option<&'static str>, &'static [&'static str]) {
+        match self {
+            Device::Igb => ("igb", Some("igb"), &["igb"]),
+            Device::VirtioNet => ("virtio-net", Some("virtio_net"), &["virtio_pci", "virtio_net"]),
+            Device::Veth => ("veth", None, &["veth"]),
+        }
+    }
+
     /// As the command line and the results name it.
     pub const fn name(self) -> &'static str {
-        match self {
-            Device::Igb => "igb",
-            Device::VirtioNet => "virtio-net",
-            Device::Veth => "veth",
-        }
+        self.names().0
     }
 
-    /// The driver's name in sysfs; `None` for what no QEMU device is behind.
+    /// The driver's name in sysfs.
     pub const fn driver(self) -> Option<&'static str> {
-        match self {
-            Device::Igb => Some("igb"),
-            Device::VirtioNet => Some("virtio_net"),
-            Device::Veth => None,
-        }
+        self.names().1
     }
 
-    /// Modules that it needs in the guest, unless they are built in.
+    /// Modules that it needs in the guest.
     pub const fn modules(self) -> &'static [&'static str] {
-        match self {
-            Device::Igb => &["igb"],
-            Device::VirtioNet => &["virtio_pci", "virtio_net"],
-            Device::Veth => &["veth"],
-        }
+        self.names().2
     }
 
     /// The Ethernet address of the first or the second device, from the range for local use.

@@ -14,7 +14,7 @@ use rustix::system::RebootCommand;
 use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 
 use super::checks::read_plan;
-use super::protocol::{Ended, Event, MODULES_DIR, Outcome, Plan, Task, Work, tail};
+use super::protocol::{Ended, Event, MODULES_DIR, Plan, Task, Work, tail};
 use super::qemu;
 use crate::bed::{Launch, Output};
 
@@ -163,7 +163,7 @@ fn perform(task: &Task) -> Ended {
     };
     Ended {
         name: task.name.clone(),
-        outcome: if passed { Outcome::Passed } else { Outcome::Failed },
+        passed,
         seconds: started.elapsed().as_secs_f64(),
         report: serde_json::from_str(&said).unwrap_or_default(),
         output: tail(&words, OUTPUT_LEN).to_owned(),

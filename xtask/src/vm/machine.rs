@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::devices::Device;
-use super::protocol::{Ended, Event, Outcome, Task, tail};
+use super::protocol::{Ended, Event, Task, tail};
 use super::qemu::{self, Clock, TAPS};
-use crate::bed::{Lone, Program};
+use crate::bed::leftovers::Registered;
+use crate::bed::{Host, Program, ip, lone};
 
 /// From QEMU's start until the guest's first line. Six seconds on an idle machine, several times as long where
 /// instructions are counted.
@@ -64,13 +65,13 @@ impl Run<'_> {
         let results =
             || File::create(&self.results).and_then(|_| Ok(BufReader::new(File::open(&self.results)?)));
         let results = results().with_context(|| format!("cannot write {}", self.results.display()))?;
-        let network = self.network()?;
+        let network = self.network();
         let files = [self.kernel, self.initramfs, &self.console, &self.results];
         let options = qemu::options(self.devices, network.is_some(), self.clock, files);
         let tasks: Duration = self.tasks.iter().map(limit).sum();
         let launch = qemu::launch(self.qemu, &options).time_limit(BOOT_LIMIT + GRACE + tasks);
         let program = match &network {
-            Some(lone) => lone.host().spawn(launch)?,
+            Some((host, _)) => host.spawn(launch)?,
             None => launch.spawn()?,
         };
         let mut conversation = Conversation::new(self.tasks);
@@ -80,21 +81,18 @@ impl Run<'_> {
 
     /// A namespace with two taps on a bridge, which give a virtio-net device several queues. Without root QEMU joins
     /// the devices itself, with one queue each.
-    fn network(&self) -> Result<Option<Lone>> {
+    fn network(&self) -> Option<(Host, Vec<Registered>)> {
         if self.hub || !self.devices.contains(&Device::VirtioNet) {
-            return Ok(None);
+            return None;
         }
-        let made = Lone::new().and_then(|lone| {
-            lone.host()
-                .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
-                .ok();
-            lone.configure(&tap_commands())?;
+        let made = lone().and_then(|lone| {
+            ip::batch(Some(lone.0.name()), &tap_commands())?;
             Ok(lone)
         });
         if let Err(error) = &made {
             eprintln!("virtio-net has one queue, because there are no taps: {error:#}");
         }
-        Ok(made.ok())
+        made.ok()
     }
 
     fn listen(
@@ -207,12 +205,7 @@ impl<'a> Conversation<'a> {
             }
             Event::Started(name) => self.running = self.tasks.iter().find(|task| task.name == name),
             Event::Ended(ended) => {
-                eprintln!(
-                    "  {} {} ({:.1} s)",
-                    ended.name,
-                    ended.outcome.as_str(),
-                    ended.seconds
-                );
+                eprintln!("  {} {} ({:.1} s)", ended.name, ended.verdict(), ended.seconds);
                 self.running = None;
                 self.report.ended.push(ended);
             }
@@ -244,7 +237,7 @@ impl<'a> Conversation<'a> {
             eprintln!("  {text}");
             self.report.ended.push(Ended {
                 name: task.name.clone(),
-                outcome: Outcome::Failed,
+                passed: false,
                 seconds: self.heard.elapsed().as_secs_f64(),
                 report: Value::Null,
                 output: text.clone(),
@@ -287,8 +280,8 @@ mod tests {
         let text = "the guest died in boot: [2.0] Kernel panic - not syncing: sysrq triggered crash";
         assert_eq!(report.died.as_deref(), Some(text));
         assert_eq!(
-            (report.ended[0].outcome, report.ended[0].output.as_str()),
-            (Outcome::Failed, text)
+            (report.ended[0].passed, report.ended[0].output.as_str()),
+            (false, text)
         );
     }
 

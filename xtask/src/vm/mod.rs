@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lm_measure::table::Table;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use checks::card::Row;
 use checks::{List, Selected};
@@ -34,7 +34,7 @@ use devices::Device;
 use machine::Report;
 pub use packages::Build;
 pub(crate) use packages::Unavailable;
-use protocol::{Outcome, Plan, Task, Work};
+use protocol::{Plan, Task, Work};
 use qemu::Clock;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
@@ -212,8 +212,22 @@ pub fn run(arguments: &Arguments, devices: &[Device]) -> Result<()> {
     verdict(&report)
 }
 
+/// What decides a boot's figures where instructions are counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// The first kind of devices.
+    pub(crate) device: Device,
+    /// QEMU's version.
+    pub(crate) qemu: String,
+    /// The guest's kernel.
+    pub(crate) guest: String,
+    /// SHA-256 of the kernel's image and of all files of the guest: programs, and the rows in their order.
+    pub(crate) kernel_sha256: String,
+    pub(crate) initramfs_sha256: String,
+}
+
 /// Measures rows of one kind of cards; what the machine said, and what is known of it, as result files have it.
-pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
+pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Machine)> {
     watch_signals()?;
     let task = |row: &Row| Task {
         name: row.name(),
@@ -231,7 +245,7 @@ pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
 }
 
 /// Starts the machine for these tasks.
-fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Report, Value)> {
+fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Report, Machine)> {
     if std::env::consts::ARCH != "x86_64" {
         bail!(Unavailable(format!(
             "the virtual machine is an x86-64 one, and this machine is {}; run this on an x86-64 machine",
@@ -286,13 +300,14 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
         tasks,
     }
     .run()?;
-    // Where instructions are counted, these and QEMU decide everything.
-    let result = json!({
-        "sha256": {"kernel": content::sha256(&kernel)?, "initramfs": content::sha256(&archive)?},
-        "qemu": {"version": version},
-        "guest": {"kernel": report.kernel},
-    });
-    Ok((report, result))
+    let machine = Machine {
+        device: devices.first().copied().unwrap_or(Device::Veth),
+        qemu: version,
+        guest: report.kernel.clone().unwrap_or_default(),
+        kernel_sha256: content::sha256(&kernel)?,
+        initramfs_sha256: content::sha256(&archive)?,
+    };
+    Ok((report, machine))
 }
 
 fn listing(selected: &[Selected]) -> String {
@@ -311,9 +326,9 @@ fn shown(report: &Report, of_commands: bool) -> String {
     let mut words = String::new();
     for ended in &report.ended {
         let seconds = format!("{:.1}", ended.seconds);
-        table.row([ended.name.as_str(), &seconds, ended.outcome.as_str()]);
-        if ended.outcome != Outcome::Passed {
-            words.push_str(&format!("\n{} {}:\n", ended.name, ended.outcome.as_str()));
+        table.row([ended.name.as_str(), &seconds, ended.verdict()]);
+        if !ended.passed {
+            words.push_str(&format!("\n{} {}:\n", ended.name, ended.verdict()));
             for line in ended.output.trim_end().lines() {
                 words.push_str(&format!("  {line}\n"));
             }
@@ -327,10 +342,7 @@ fn verdict(report: &Report) -> Result<()> {
     if let Some(died) = &report.died {
         bail!("{died}; the whole console: --console FILE");
     }
-    let failed = report
-        .ended
-        .iter()
-        .filter(|ended| ended.outcome == Outcome::Failed);
+    let failed = report.ended.iter().filter(|ended| !ended.passed);
     let failed: Vec<&str> = failed.map(|ended| ended.name.as_str()).collect();
     ensure!(
         failed.is_empty(),

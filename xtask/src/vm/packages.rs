@@ -2,7 +2,7 @@
 //! for the guest.
 
 use std::fmt;
-use std::io::Write as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,8 +24,16 @@ const PARTS: [&str; 3] = ["tools", "qemu", "kernel"];
 /// What `packages.sh` ends with where the packages cannot be had.
 const LACKING: i32 = 3;
 /// Modules that the checks and the tools use where the kernel has them: a bed's bridge, queueing disciplines, the
-/// impairment box.
-const USEFUL: [&str; 6] = ["bridge", "tun", "dummy", "sch_ingress", "cls_bpf", "act_bpf"];
+/// impairment box, foreign packets.
+const USEFUL: [&str; 7] = [
+    "bridge",
+    "tun",
+    "dummy",
+    "sch_ingress",
+    "cls_bpf",
+    "act_bpf",
+    "pktgen",
+];
 
 /// What the machine cannot be had without, with the remedy: a reason to skip, not a defect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,21 +168,11 @@ pub(super) fn pack(
         .args(["-c", IMAGE, "image.sh"])
         .args([root, tools, programs, archive])
         .args(with);
-    let mut script = script
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .context("cannot start sh")?;
-    let lines: String = modules
-        .iter()
-        .map(|module| format!("{}\n", module.display()))
-        .collect();
-    script
-        .stdin
-        .take()
-        .context("stdin is piped")?
-        .write_all(lines.as_bytes())?;
-    let status = script.wait()?;
+    let list = archive.with_extension("modules");
+    let lines = modules.iter().map(|module| format!("{}\n", module.display()));
+    std::fs::write(&list, lines.collect::<String>())?;
+    let script = script.stdin(File::open(&list)?).stdout(Stdio::null());
+    let status = script.status().context("cannot start sh")?;
     ensure!(
         status.success(),
         "cannot write {} ({status}); is the disk full?",

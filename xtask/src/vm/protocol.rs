@@ -129,8 +129,8 @@ pub enum Event {
 pub struct Ended {
     /// Its name.
     pub name: String,
-    /// Its verdict.
-    pub outcome: Outcome,
+    /// Whether all was as it should be; where not, the output says why.
+    pub passed: bool,
     /// How long it ran.
     pub seconds: f64,
     /// What a row has measured; null for everything else.
@@ -139,23 +139,10 @@ pub struct Ended {
     pub output: String,
 }
 
-/// A verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// As it should be.
-    Passed,
-    /// Not as it should be; the output says why.
-    Failed,
-}
-
-impl Outcome {
-    /// As tables show it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Passed => "passed",
-            Outcome::Failed => "FAILED",
-        }
+impl Ended {
+    /// Its verdict as tables show it.
+    pub fn verdict(&self) -> &'static str {
+        if self.passed { "passed" } else { "FAILED" }
     }
 }
 
@@ -194,7 +181,7 @@ mod tests {
             Event::Started("boot".to_owned()),
             Event::Ended(Ended {
                 name: "igb/transfer".to_owned(),
-                outcome: Outcome::Failed,
+                passed: false,
                 seconds: 1.5,
                 report: Value::Null,
                 output: "error: \"quoted\"\nand more".to_owned(),

@@ -3,7 +3,6 @@
 //! sender may start. It is not shipped.
 #![deny(unsafe_code)]
 
-mod flood;
 mod hold;
 mod messages;
 mod overlay;
@@ -34,8 +33,6 @@ enum Program {
     /// Send messages whose every byte is known from a seed, receive them and compare, or both; tell of each what became of
     /// it
     Messages(messages::MessagesArgs),
-    /// Send packets that no session knows to where a stream's fragments land
-    Flood(flood::FloodArgs),
     /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving
     /// memory is
     Overlay(overlay::OverlayArgs),
@@ -52,7 +49,6 @@ fn main() -> ExitCode {
 fn run(program: &Program) -> Result<ExitCode, Failure> {
     match program {
         Program::Messages(args) => print(&messages::messages(args, ready)?),
-        Program::Flood(args) => print(&flood::flood(args, ready)?),
         Program::Overlay(args) => print(&overlay::overlay(args)?),
     }
     Ok(ExitCode::SUCCESS)

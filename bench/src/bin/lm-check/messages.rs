@@ -33,7 +33,7 @@ use lm_dataplane::{
     Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
     SendError, Session,
 };
-use lm_protocol::control::RejectReason::{Busy, NoMemory, NoQuorum, NoReceiver, ShuttingDown};
+use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::window::WindowShape;
 use serde::Serialize;
@@ -145,19 +145,11 @@ struct Fates {
     fates: String,
 }
 
-impl Fates {
-    fn new(address: Ipv4Addr, life: u32, fates: Vec<u8>) -> Fates {
-        let fates = String::from_utf8(fates).expect("fates are letters");
-        Fates { address, life, fates }
-    }
-}
-
 /// A host to send to.
 struct Target {
     to: SocketAddrV4,
-    peer: Option<PeerId>,
-    /// When to ask for a session, where there is none.
-    ask_at: Option<Instant>,
+    /// Its name; where there is no session, when to ask for one.
+    peer: Result<PeerId, Instant>,
     /// Why there is none.
     refusal: String,
     sessions: u32,
@@ -170,8 +162,7 @@ impl Target {
     fn new(to: &str) -> Result<Target, Failure> {
         Ok(Target {
             to: link::resolve(to)?,
-            peer: None,
-            ask_at: Some(Instant::now()),
+            peer: Err(Instant::now()),
             refusal: String::new(),
             sessions: 0,
             fates: Vec::new(),
@@ -247,12 +238,11 @@ pub(crate) fn messages(args: &MessagesArgs, ready: impl FnOnce()) -> Result<Repo
         if !work {
             match host.held.look() {
                 Ok(false) => host.endpoint.wait(IDLE_MAX),
-                looked => host.tell(looked.map(drop)),
+                looked => tell(&mut host.faults, looked),
             }
         }
     }
-    let looked = host.held.look_at_all();
-    host.tell(looked);
+    tell(&mut host.faults, host.held.look_at_all());
     Ok(host.report(took.unwrap_or_else(|| begun.elapsed())))
 }
 
@@ -300,13 +290,6 @@ impl Host<'_> {
         })
     }
 
-    fn tell(&mut self, checked: Result<(), String>) {
-        if let Err(fault) = checked {
-            eprintln!("fault: {fault}");
-            self.faults.push(fault);
-        }
-    }
-
     /// Takes what has come; whether a message has.
     fn receive(&mut self) -> Result<bool, Failure> {
         let received = self.endpoint.try_recv();
@@ -316,8 +299,7 @@ impl Host<'_> {
             let start = self.args.plan.start(from, self.own, incoming.tag());
             self.readings.begin(incoming, start);
         }
-        let looked = self.readings.look();
-        self.tell(looked);
+        tell(&mut self.faults, self.readings.look());
         match received {
             Ok(None) => return Ok(false),
             Ok(Some(message)) => {
@@ -325,14 +307,13 @@ impl Host<'_> {
                     self.endpoint.peer(message.peer()).watch();
                 }
                 let checked = self.check(&message);
-                self.tell(checked);
-                let looked = self.held.keep(message);
-                self.tell(looked);
+                tell(&mut self.faults, checked);
+                tell(&mut self.faults, self.held.keep(message));
             }
             Err(RecvError::Incomplete { peer, tag, .. }) => {
                 if let Some(from) = self.endpoint.peer(peer).address() {
                     let noted = self.note(*from.ip(), tag, b'i');
-                    self.tell(noted);
+                    tell(&mut self.faults, noted);
                 }
             }
             Err(error) => return Err(failed(error)),
@@ -397,11 +378,11 @@ impl Host<'_> {
         let (mut any, mut has_asked) = (false, false);
         for at in 0..self.targets.len() {
             while self.targets[at].wants(self.args.plan.messages, is_time_over) {
-                let ask_at = self.targets[at].ask_at;
-                match ask_at {
-                    None if self.send_one(at)? => {}
+                let peer = self.targets[at].peer;
+                match peer {
+                    Ok(peer) if self.send_one(at, peer)? => {}
                     // One attempt a round: no message is taken out meanwhile.
-                    Some(due) if due <= Instant::now() && !has_asked => {
+                    Err(due) if due <= Instant::now() && !has_asked => {
                         has_asked = true;
                         self.ask(at)?;
                     }
@@ -420,53 +401,43 @@ impl Host<'_> {
             ..self.options
         };
         let target = &mut self.targets[at];
-        let opened = match target.peer {
-            Some(peer) => Ok(peer),
-            None => self.endpoint.connect(target.to, &without),
-        }
-        .and_then(|peer| {
+        let connected = self.endpoint.connect(target.to, &without);
+        let opened = connected.and_then(|peer| {
             let mut handle = self.endpoint.peer(peer);
             if handle.max_message_len() < self.options.max_message_len {
                 handle.open_session(&self.options)?;
             }
             Ok(peer)
         });
-        (target.peer, target.ask_at) = match opened {
+        target.peer = match opened {
             Ok(peer) => {
                 target.sessions += 1;
                 // Whoever wants to aim at the fragments of this stream reads it here.
                 let port = self.endpoint.peer(peer).landing_port();
                 let port = port.unwrap_or_else(|| self.endpoint.local().port());
                 eprintln!("fragments leave from port {port}");
-                (Some(peer), None)
+                Ok(peer)
             }
+            // Nothing will change that.
+            Err(
+                error @ ConnectError::Rejected {
+                    reason: RejectReason::Unsupported | RejectReason::Unverified,
+                    ..
+                },
+            ) => return Err(failed(error)),
             // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease
             // ends; or a daemon is being started again.
-            Err(
-                error @ (ConnectError::NotListening { .. }
-                | ConnectError::Unreachable { .. }
-                | ConnectError::NoDaemon { .. }
-                | ConnectError::Daemon(_)
-                | ConnectError::UnknownPeer
-                | ConnectError::Rejected {
-                    reason: Busy | NoMemory | ShuttingDown | NoReceiver | NoQuorum,
-                    ..
-                }),
-            ) => {
+            Err(error) => {
                 target.refusal = chain(&error);
-                (None, Some(Instant::now() + PAUSE))
+                Err(Instant::now() + PAUSE)
             }
-            Err(error) => return Err(failed(error)),
         };
         Ok(())
     }
 
     /// Hands one message over; `false` when there is no room for it now.
-    fn send_one(&mut self, at: usize) -> Result<bool, Failure> {
+    fn send_one(&mut self, at: usize, peer: PeerId) -> Result<bool, Failure> {
         let target = &mut self.targets[at];
-        let Some(peer) = target.peer else {
-            return Ok(false);
-        };
         let number = target.fates.len() as u32;
         let tag = u64::from(self.args.life) << 32 | u64::from(number);
         let start = self.args.plan.start(self.own, *target.to.ip(), tag);
@@ -477,11 +448,10 @@ impl Host<'_> {
                 return Ok(true);
             }
             Err(SendError::WouldBlock) => {}
-            Err(SendError::NoSession | SendError::Loan(LoanError::NoSession)) => {
-                target.ask_at = Some(Instant::now())
-            }
             // The entry of a peer that was silent for long may have been given to another.
-            Err(SendError::UnknownPeer) => (target.peer, target.ask_at) = (None, Some(Instant::now())),
+            Err(SendError::NoSession | SendError::Loan(LoanError::NoSession) | SendError::UnknownPeer) => {
+                target.peer = Err(Instant::now());
+            }
             Err(error) => return Err(failed(error)),
         }
         Ok(false)
@@ -491,7 +461,7 @@ impl Host<'_> {
         while let Some(completion) = self.endpoint.try_completion() {
             let address = self.endpoint.peer(completion.peer).address();
             let is_it =
-                |target: &&mut Target| target.peer == Some(completion.peer) || address == Some(target.to);
+                |target: &&mut Target| target.peer == Ok(completion.peer) || address == Some(target.to);
             let Some(target) = self.targets.iter_mut().find(is_it) else {
                 continue;
             };
@@ -509,6 +479,7 @@ impl Host<'_> {
 
     fn report(self, took: Duration) -> Report {
         let (endpoint, life) = (&self.endpoint, self.args.life);
+        let sessions = self.targets.iter().map(|target| target.sessions).sum();
         let counters = endpoint.counters();
         let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
             let pairs = pairs.map(|(name, count)| (name.to_owned(), count.into()));
@@ -530,25 +501,35 @@ impl Host<'_> {
             ("fragments_delivered", counters.fragments_delivered),
             ("fragments_one_copy", counters.fragments_one_copy),
         ];
-        let sources = self.sources.into_iter();
+        let fates = |((address, life), fates)| Fates {
+            address,
+            life,
+            fates: String::from_utf8(fates).expect("fates are letters"),
+        };
+        let targets = self.targets.into_iter();
+        let targets = targets.map(|target| ((*target.to.ip(), life), target.fates));
         Report {
             address: self.own,
             seconds: took.as_secs_f64(),
-            sessions: self.targets.iter().map(|target| target.sessions).sum(),
+            sessions,
             mode: endpoint.status().mode().as_str(),
             counters: object(&mut counted.into_iter()),
             drops: object(&mut counters.drops().filter(|(_, count)| *count > 0)),
             gate: object(&mut endpoint.status().gate_counters().into_iter()),
-            to: (self.targets.into_iter())
-                .map(|target| Fates::new(*target.to.ip(), life, target.fates))
-                .collect(),
-            from: sources
-                .map(|((address, life), fates)| Fates::new(address, life, fates))
-                .collect(),
+            to: targets.map(fates).collect(),
+            from: self.sources.into_iter().map(fates).collect(),
             faults: self.faults,
             held: self.held,
             read: self.readings,
         }
+    }
+}
+
+/// Tells of a fault at once, and in the report.
+fn tell<T>(faults: &mut Vec<String>, checked: Result<T, String>) {
+    if let Err(fault) = checked {
+        eprintln!("fault: {fault}");
+        faults.push(fault);
     }
 }
 

@@ -154,7 +154,7 @@ mod tests {
         whole[4000] ^= 1;
         assert_eq!(first_wrong(one, 0, &whole, &[]), Some(4000));
         whole[3990..4010].fill(0);
-        let gaps = vec![3990..4010];
+        let gaps = [3990..4000, 4000..4010];
         assert_eq!(first_wrong(one, 0, &whole, &gaps), None);
     }
 }

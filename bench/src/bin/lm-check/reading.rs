@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::plan::first_wrong;
 
-/// Messages that are kept after they have ended, while others land.
+/// Messages that are kept after they have ended, those that land included.
 const KEPT: usize = 4;
 
 /// A message, where the sequence of its contents starts, and the bytes that were compared.
@@ -53,13 +53,11 @@ impl Readings {
             let bytes = reading.compare()?;
             self.early_bytes += if reading.has_ended { 0 } else { bytes };
         }
-        while self.readings.iter().filter(|reading| reading.has_ended).count() > KEPT {
-            let oldest = self.readings.iter().position(|reading| reading.has_ended);
-            let Some(mut oldest) = oldest.and_then(|at| self.readings.remove(at)) else {
-                break;
-            };
-            oldest.compared.clear();
-            oldest.compare()?;
+        while self.readings.len() > KEPT && self.readings[0].has_ended {
+            self.readings[0].compared.clear();
+            let compared = self.readings[0].compare();
+            self.readings.pop_front();
+            compared?;
         }
         Ok(())
     }

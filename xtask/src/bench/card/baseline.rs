@@ -7,11 +7,11 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lm_measure::against::changes;
 
-use super::{BASELINE, Kept, Machine, Measured, measure, short_rows};
+use super::{BASELINE, Kept, Measured, measure, short_rows};
 use crate::bed::leftovers::temporary_folder;
 use crate::machine;
-use crate::vm::Build;
-use crate::workspace::{self, cargo, target_dir};
+use crate::vm::{Build, Machine};
+use crate::workspace::{self, cargo, said_by, target_dir};
 
 /// By so much a row may be worse.
 const WORSE: f64 = 0.03;
@@ -50,12 +50,8 @@ fn parent(root: &Path) -> Result<Kept> {
         ];
         git(&add, root)?;
     }
-    let commit = Command::new("git")
-        .current_dir(root)
-        .args(["rev-parse", "HEAD^"])
-        .output()?
-        .stdout;
-    let commit = String::from_utf8_lossy(&commit);
+    let mut parse = Command::new("git");
+    let commit = said_by(parse.current_dir(root).args(["rev-parse", "HEAD^"]))?;
     git(&["reset", "--quiet", "--hard", commit.trim()], &folder)?;
     let (results, _registered) = temporary_folder(&target_dir()?, "card")?;
     let file = results.join("parent.json");

@@ -16,7 +16,8 @@ use serde_json::Value;
 use super::overlay;
 use super::pair::Pair;
 use super::spoil;
-use super::transfer::{self, Source};
+use super::transfer;
+use crate::content::Content;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
@@ -190,16 +191,14 @@ fn symbols(list: &str, function: &str) -> Vec<String> {
 
 /// Hits and misses of each event: `NAME HITS MISSES` a line.
 fn profile(text: &str) -> Result<BTreeMap<&str, (u64, u64)>> {
-    let event = |line: &'_ str| {
-        let mut numbers = line.split_whitespace().skip(1).map(str::parse);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    let event = |line| {
+        let mut words = str::split_whitespace(line);
+        let (name, hits, missed) = (words.next()?, words.next()?, words.next()?);
+        Some((name, (hits.parse().ok()?, missed.parse().ok()?)))
     };
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines
-        .map(|line| {
-            let numbers = event(line).with_context(|| format!("kprobe_profile has the line {line:?}"))?;
-            Ok((line.split_whitespace().next().unwrap_or_default(), numbers))
-        })
+        .map(|line| event(line).with_context(|| format!("kprobe_profile has the line {line:?}")))
         .collect()
 }
 
@@ -236,7 +235,7 @@ const PAYLOAD_LEN: u64 = 1448;
 
 /// Sends a file from one host to the other in zero-copy mode; the receiver's report.
 fn transfer(plan: &Plan, device: Device) -> Result<Value> {
-    let source = Source::new(FILE_LEN)?;
+    let source = Content::new(&std::env::temp_dir(), FILE_LEN)?;
     let pair = Pair::new(plan, device)?;
     let (_, output) = transfer::pass(&pair, &source, Mode::ZeroCopy, &format!("--rate {RATE}"))?;
     ensure!(

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::pair::{Pair, await_link, steering_notes};
 use super::spoil;
 use super::streams::Stream;
-use super::transfer::Source;
 use crate::bed::{Host, INTERFACE, Launch, Program, until};
+use crate::content::Content;
 use crate::machine::status_kib;
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
@@ -24,7 +24,7 @@ const MESSAGE_LEN: u64 = 8 << 20;
 /// Senders are killed in the middle of a message; the next one gets through, and the receiver's memory does not grow.
 pub(super) fn abort(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
-    let source = Source::new(MESSAGE_LEN)?;
+    let source = Content::new(&std::env::temp_dir(), MESSAGE_LEN)?;
     let receiver = pair
         .receiving(&format!(
             "lm-recv --json --from-anyone --max-message-size {MESSAGE}"
@@ -72,7 +72,7 @@ pub(super) fn abort(plan: &Plan, device: Device) -> Result<()> {
 }
 
 /// Starts a sender whose message takes three seconds, and kills it after one of them.
-fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
+fn kill_in_the_middle(pair: &Pair, source: &Content) -> Result<()> {
     let sender = pair
         .sending(&format!("lm-send --json --rate 20M --message-size {MESSAGE}"))
         .arg(&source.file);
@@ -97,7 +97,7 @@ fn kill(mut program: Program) -> Result<()> {
 }
 
 /// What was received: one file, and of transfers that broke one part at most, with which that file would go on.
-fn received_file(source: &Source) -> Result<PathBuf> {
+fn received_file(source: &Content) -> Result<PathBuf> {
     let entries = std::fs::read_dir(&source.folder).context("cannot read the received files' folder")?;
     let files = entries.flatten().map(|entry| entry.path());
     let (parts, files): (Vec<PathBuf>, Vec<PathBuf>) = files
@@ -204,7 +204,7 @@ fn answers(said: &str) -> Option<u32> {
 
 /// Fetches a file from one host to the other by HTTP and compares it.
 fn tcp(from: &Host, to: &Host, len: u64) -> Result<()> {
-    let source = Source::new(len)?;
+    let source = Content::new(&std::env::temp_dir(), len)?;
     let busybox = |line: &str| Launch::new("/bin/busybox").args(line.split(' '));
     let server = from.spawn(busybox("httpd -f -p 8000 -h").arg(&source.folder))?;
     let received = source.received();

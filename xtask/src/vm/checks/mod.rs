@@ -1,4 +1,4 @@
-//! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a
+//! What is checked in the guest. A check is an entry of [`TABLE`] and a function, which runs in the guest, as root, in a
 //! process of its own, on devices that are its own meanwhile.
 
 mod bare;
@@ -26,13 +26,9 @@ use super::protocol::{PLAN_PATH, Plan, Spoil, Work};
 pub struct Check {
     /// Its name; the full name is `DEVICE/NAME`.
     pub name: &'static str,
-    /// Who runs it.
-    pub list: List,
+    run: fn(&Plan, Device) -> Result<()>,
     /// What it shows, for `--list`.
     pub about: &'static str,
-    /// What it is of.
-    devices: &'static [Device],
-    run: fn(&Plan, Device) -> Result<()>,
 }
 
 /// Who runs a check that nobody names.
@@ -51,172 +47,163 @@ pub enum List {
 /// Devices with zero-copy.
 const CARDS: &[Device] = &[Device::Igb, Device::VirtioNet];
 
-/// All checks, in the order in which they run. A new one needs a line here and nothing else.
-pub const TABLE: &[Check] = &[
-    Check {
-        name: "boot",
-        list: List::Machine,
-        about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
-        devices: CARDS,
-        run: cards::boot,
-    },
-    Check {
-        name: "transfer",
-        list: List::Machine,
-        about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
-        devices: &Device::ALL,
-        run: transfer::transfer,
-    },
-    Check {
-        name: "bind-zerocopy",
-        list: List::Machine,
-        about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
+/// All checks, in the order in which they run, by who runs them and what they are of. A new one needs an entry here and
+/// nothing else.
+pub const TABLE: &[(List, &[Device], &[Check])] = &[
+    (
+        List::Machine,
+        CARDS,
+        &[
+            Check {
+                name: "boot",
+                run: cards::boot,
+                about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
+            },
+            Check {
+                name: "bind-zerocopy",
+                run: cards::bind_zerocopy,
+                about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
             pages",
-        devices: CARDS,
-        run: cards::bind_zerocopy,
-    },
-    Check {
-        name: "overlay",
-        list: List::Short,
-        about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
+            },
+        ],
+    ),
+    (
+        List::Machine,
+        &Device::ALL,
+        &[Check {
+            name: "transfer",
+            run: transfer::transfer,
+            about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
+        }],
+    ),
+    (
+        List::Short,
+        CARDS,
+        &[
+            Check {
+                name: "overlay",
+                run: overlay::check,
+                about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
             is",
-        devices: CARDS,
-        run: overlay::check,
-    },
-    Check {
-        name: "no-copies",
-        list: List::Long,
-        about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
-        devices: CARDS,
-        run: copies::check,
-    },
-    Check {
-        name: "transfer-copies",
-        list: List::Short,
-        about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
+            },
+            Check {
+                name: "transfer-copies",
+                run: copies::check_transfer,
+                about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
             ends alone",
-        devices: CARDS,
-        run: copies::check_transfer,
-    },
-    Check {
-        name: "sizes",
-        list: List::Short,
-        about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
+            },
+            Check {
+                name: "sizes",
+                run: streams::sizes,
+                about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
             4096: every byte",
-        devices: CARDS,
-        run: streams::sizes,
-    },
-    Check {
-        name: "foreign",
-        list: List::Short,
-        about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
-        devices: CARDS,
-        run: streams::foreign,
-    },
-    Check {
-        name: "ipfrag",
-        list: List::Short,
-        about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
-        devices: CARDS,
-        run: fragments::check,
-    },
-    Check {
-        name: "finality",
-        list: List::Short,
-        about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
+            },
+            Check {
+                name: "foreign",
+                run: streams::foreign,
+                about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
+            },
+            Check {
+                name: "ipfrag",
+                run: fragments::check,
+                about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
+            },
+            Check {
+                name: "finality",
+                run: streams::finality,
+                about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
             coming",
-        devices: CARDS,
-        run: streams::finality,
-    },
-    Check {
-        name: "reading",
-        list: List::Short,
-        about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
+            },
+            Check {
+                name: "reading",
+                run: streams::reading,
+                about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
             written at the other",
-        devices: CARDS,
-        run: streams::reading,
-    },
-    Check {
-        name: "repair",
-        list: List::Short,
-        about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
+            },
+            Check {
+                name: "repair",
+                run: streams::repair,
+                about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
             accounted for",
-        devices: CARDS,
-        run: streams::repair,
-    },
-    Check {
-        name: "abort",
-        list: List::Long,
-        about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
-        devices: CARDS,
-        run: ends::abort,
-    },
-    Check {
-        name: "stalled",
-        list: List::Short,
-        about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
+            },
+            Check {
+                name: "stalled",
+                run: stall::check,
+                about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
             every byte",
-        devices: CARDS,
-        run: stall::check,
-    },
-    Check {
-        name: "rebind",
-        list: List::Short,
-        about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
-        devices: CARDS,
-        run: ends::rebind,
-    },
-    Check {
-        name: "takeover",
-        list: List::Long,
-        about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
-        devices: CARDS,
-        run: ends::takeover,
-    },
-    Check {
-        name: "kernel-traffic",
-        list: List::Long,
-        about: "ping and TCP between the same interfaces while a stream lands",
-        devices: CARDS,
-        run: ends::kernel_traffic,
-    },
-    Check {
-        name: "refusals",
-        list: List::Short,
-        about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
-        devices: CARDS,
-        run: refusals::cards,
-    },
-    Check {
-        name: "no-driver",
-        list: List::Short,
-        about: "the same on veth, whose driver has no zero-copy",
-        devices: &[Device::Veth],
-        run: refusals::veth,
-    },
-    Check {
-        name: "bare",
-        list: List::Long,
-        about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
-        devices: CARDS,
-        run: bare::check,
-    },
-    Check {
-        name: "shared",
-        list: List::Long,
-        about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
+            },
+            Check {
+                name: "rebind",
+                run: ends::rebind,
+                about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
+            },
+            Check {
+                name: "refusals",
+                run: refusals::cards,
+                about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
+            },
+        ],
+    ),
+    (
+        List::Short,
+        &[Device::Veth],
+        &[Check {
+            name: "no-driver",
+            run: refusals::veth,
+            about: "the same on veth, whose driver has no zero-copy",
+        }],
+    ),
+    (
+        List::Long,
+        CARDS,
+        &[
+            Check {
+                name: "no-copies",
+                run: copies::check,
+                about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
+            },
+            Check {
+                name: "abort",
+                run: ends::abort,
+                about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
+            },
+            Check {
+                name: "takeover",
+                run: ends::takeover,
+                about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
+            },
+            Check {
+                name: "kernel-traffic",
+                run: ends::kernel_traffic,
+                about: "ping and TCP between the same interfaces while a stream lands",
+            },
+            Check {
+                name: "bare",
+                run: bare::check,
+                about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
+            },
+        ],
+    ),
+    (
+        List::Long,
+        &[Device::Igb],
+        &[Check {
+            name: "shared",
+            run: shared::check,
+            about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
             where not, interrupts",
-        devices: &[Device::Igb],
-        run: shared::check,
-    },
-    Check {
-        name: "waits",
-        list: List::Named,
-        about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
+        }],
+    ),
+    (
+        List::Named,
+        CARDS,
+        &[Check {
+            name: "waits",
+            run: waits::check,
+            about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
             waits for a timer",
-        devices: CARDS,
-        run: waits::check,
-    },
+        }],
+    ),
 ];
 
 /// Checks that are run with a fault, too, and must find it.
@@ -230,7 +217,9 @@ pub const SPOILED: [(&str, Spoil); 4] = [
 /// A check of one device.
 #[derive(Clone, Copy)]
 pub struct Selected {
-    /// The line of the table.
+    /// Who runs it.
+    pub list: List,
+    /// The entry of the table.
     pub check: &'static Check,
     /// The device.
     pub device: Device,
@@ -245,11 +234,14 @@ impl Selected {
 
 /// Every check that these devices can have.
 pub fn all(devices: &[Device]) -> Vec<Selected> {
-    let of_check = |check: &'static Check| {
-        let kinds = check.devices.iter().filter(|kind| devices.contains(kind));
-        kinds.map(move |&device| Selected { check, device })
-    };
-    TABLE.iter().flat_map(of_check).collect()
+    let mut all = Vec::new();
+    for &(list, kinds, checks) in TABLE {
+        for check in checks {
+            let kinds = kinds.iter().filter(|kind| devices.contains(kind));
+            all.extend(kinds.map(|&device| Selected { list, check, device }));
+        }
+    }
+    all
 }
 
 /// The checks of these names: `transfer` is that of each device, `igb` every one of that device, `igb/transfer` a
@@ -260,7 +252,7 @@ pub fn select(
     is_listed: impl Fn(List) -> bool,
 ) -> Result<Vec<Selected>> {
     let all = all(devices);
-    let listed = |one: &Selected| is_listed(one.check.list);
+    let listed = |one: &Selected| is_listed(one.list);
     if names.is_empty() {
         return Ok(all.into_iter().filter(listed).collect());
     }
@@ -360,10 +352,10 @@ mod tests {
             [
                 "igb/boot",
                 "virtio-net/boot",
-                "igb/transfer",
-                "virtio-net/transfer",
                 "igb/bind-zerocopy",
-                "virtio-net/bind-zerocopy"
+                "virtio-net/bind-zerocopy",
+                "igb/transfer",
+                "virtio-net/transfer"
             ]
         );
         assert_eq!(names(&["transfer"], &Device::ALL).unwrap().len(), 3);
@@ -386,7 +378,7 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
-        for check in TABLE {
+        for check in TABLE.iter().flat_map(|(.., checks)| *checks) {
             assert!(!check.about.is_empty());
             assert!(Device::ALL.iter().all(|device| device.name() != check.name));
         }

@@ -80,7 +80,8 @@ impl Pair {
     /// Starts a stream of LM that sleeps while it has nothing to do, in zero-copy mode on both cards: receiver and
     /// sender.
     pub(super) fn start_stream(&self, message_len: u64, seconds: [f64; 2]) -> Result<(Program, Program)> {
-        let ends = Ends::stream("lm --idle default", message_len, seconds).mode(Mode::ZeroCopy.option());
+        let mut ends = Ends::stream("lm --idle default", message_len, seconds);
+        ends.mode = Mode::ZeroCopy.option();
         let receiver = self.start_receiver(lm_bench(ends.far(), 1), "ready")?;
         Ok((receiver, self.start_sender(lm_bench(ends.near(), 0))?))
     }

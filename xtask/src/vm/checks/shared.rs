@@ -62,7 +62,8 @@ fn beside_a_socket(pair: &Pair) -> Result<()> {
     await_link(bed)?;
     // Sockets that are made from here on poll before they sleep; it is the whole guest's setting.
     std::fs::write(BUSY_READ, "20").context(BUSY_READ)?;
-    let ends = Ends::round_trips("udp-blocking", 64, SOCKET_ROUND_TRIPS, 4.0).port(SOCKET_PORT);
+    let mut ends = Ends::round_trips("udp-blocking", 64, SOCKET_ROUND_TRIPS, 4.0);
+    ends.port = SOCKET_PORT;
     let mut answering = bed.right().spawn(lm_bench(ends.far(), 1))?;
     answering.await_text("ready")?;
     let asked = bed.left().spawn(lm_bench(ends.near(), 0))?.finish()?.json()?;

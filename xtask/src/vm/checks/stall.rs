@@ -11,9 +11,8 @@ use rustix::process::Signal;
 
 use super::ends::await_stream;
 use super::pair::{Pair, further_sender};
-use super::transfer::Source;
 use crate::bed::leftovers::temporary_folder;
-use crate::content;
+use crate::content::{Content, sha256};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Plan;
 
@@ -27,7 +26,7 @@ const MESSAGES: u64 = 64;
 pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::with_box(plan, device)?;
     let second = further_sender(&pair.bed)?;
-    let [long, short] = LENS.map(Source::new);
+    let [long, short] = LENS.map(|len| Content::new(&std::env::temp_dir(), len));
     let (long, short) = (long?, short?);
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stalled")?;
     let receiver = pair
@@ -65,7 +64,7 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     );
     let mut found = Vec::new();
     for entry in std::fs::read_dir(&folder).context("cannot read the received files' folder")? {
-        found.push(content::sha256(&entry?.path())?);
+        found.push(sha256(&entry?.path())?);
     }
     let mut expected = vec![long.sha256, short.sha256];
     found.sort();

@@ -10,8 +10,9 @@ use serde_json::Value;
 use super::ends::await_stream;
 use super::pair::{Pair, await_link, ethtool};
 use super::spoil;
-use super::transfer::{self, Source};
+use super::transfer;
 use crate::bed::{Host, INTERFACE, Impairments, Launch, Program, ip};
+use crate::content::Content;
 use crate::soak::fates;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan, Spoil};
@@ -23,8 +24,46 @@ const SHORT_MTU: u64 = 1400;
 /// MTU of a sender that also sends packets which the receiver's is too small for. Frames of zero-copy mode must hold
 /// it.
 const LONG_MTU: u64 = 1700;
-/// Foreign packets a second. An emulated card takes some ten thousand packets in that time.
-const FLOOD_RATE: u32 = 1500;
+/// Foreign packets a second of each kind and length. An emulated card takes some ten thousand packets in that time.
+const FLOOD_RATE: u32 = 200;
+/// Packets that no session knows, by the kernel's own generator (pktgen) on interface `$0`, beside whatever AF_XDP sends
+/// there: plain ones that are no longer than fragments' packets of `$8` bytes, those with a VLAN tag (of VLAN 0, priority
+/// only, and of VLAN 5), and longer ones up to `$9`. Of each kind half are as long as may be: short packets do less harm.
+/// They have the addresses and ports of the fragments, so that every hash and rule of a card takes them for such. At the
+/// end it says how many there were.
+const FLOOD: &str = r#"
+cd /proc/net/pktgen
+add() {
+    echo "add_device $interface@$1" >kpktgend_0
+    for line in "min_pkt_size $2" "max_pkt_size $3" "flag TXSIZE_RND" ${4-}; do
+        echo "$line" >"$interface@$1"
+    done
+    echo "$common" | while read -r line; do echo "$line" >"$interface@$1"; done
+}
+interface=$0 fragment=$(($8 + 14)) longest=$(($9 + 14))
+common=$(printf 'count 0\nratep %s\ndst %s\ndst_mac %s\nsrc_min %s\nsrc_mac %s' "$1" "$2" "$3" "$4" "$5"
+    printf '\nudp_dst_min %s\nudp_dst_max %s\nudp_src_min %s\nudp_src_max %s\n' "$6" "$6" "$7" "$7")
+echo rem_device_all >kpktgend_0
+IFS=,
+add plain 60 $fragment
+add plain-full $fragment $fragment
+for vlan in 0 5; do
+    add vlan$vlan $((fragment - 200)) $((fragment + 4)) "vlan_id $vlan"
+    add vlan$vlan-full $((fragment + 4)) $((fragment + 4)) "vlan_id $vlan"
+done
+add long $((fragment + 1)) $longest
+add long-full $longest $longest
+trap : TERM
+echo ready >&2
+echo start >pgctrl || :
+for kind in plain vlan long; do
+    sum=$(cat "$interface@$kind"* | awk '$1 == "pkts-sofar:" { sum += $2 } END { print sum + 0 }')
+    printf '%s"%s": %s' "${comma-{}" $kind "$sum"
+    comma=', '
+done
+echo '}'
+echo rem_device_all >kpktgend_0
+"#;
 /// UDP port of LM's data.
 const PORT: &str = "7168";
 
@@ -133,7 +172,7 @@ impl Stream {
         let sent = sender.finish()?.json().context("the sender")?;
         let flood = flood.map(|flood| {
             let output = flood.stop()?;
-            (output.json()).with_context(|| format!("lm-check flood: {}", output.stderr))
+            (output.json()).with_context(|| format!("foreign packets: {}", output.stderr))
         });
         Ok((sent, flood.transpose()?))
     }
@@ -174,18 +213,15 @@ impl Stream {
         let (left, right) = (pair.bed.left(), pair.bed.right());
         let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
         let line = format!(
-            "flood --interface {INTERFACE} --to {} --to-mac {} --from {} --from-mac {} --port {PORT} --source-port \
-                {source_port} \
-             --rate {FLOOD_RATE} --fragment {} --longest {LONG_MTU} --seed {} --time-limit 110 --seconds 100",
+            "{FLOOD_RATE} {} {} {} {} {PORT} {source_port} {} {LONG_MTU}",
             right.address(),
             mac(right)?,
             left.address(),
             mac(left)?,
-            self.mtu,
-            self.seed
+            self.mtu
         );
-        let launch = Launch::new("/bin/lm-check").args(line.split_whitespace()).core(0);
-        left.spawn(launch.time_limit(Duration::from_secs(120)))
+        let launch = Launch::new("sh").args(["-euc", FLOOD, INTERFACE]);
+        left.spawn(launch.args(line.split(' ')).time_limit(Duration::from_secs(120)))
     }
 }
 
@@ -281,7 +317,7 @@ pub(super) fn reading(plan: &Plan, device: Device) -> Result<()> {
         "no byte was read before its message was whole: {}",
         received["read"]
     );
-    let source = Source::new(6 << 20)?;
+    let source = Content::new(&std::env::temp_dir(), 6 << 20)?;
     let (sent, _) = transfer::pass(&pair, &source, Mode::ZeroCopy, "--message-size 2MiB")?;
     source.ensure_same(&source.received())?;
     // Longer ones than those that leave when they are whole.

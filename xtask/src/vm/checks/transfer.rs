@@ -1,69 +1,27 @@
 //! Files through `lm-send` and `lm-recv`, as users send them.
 
-use std::path::{Path, PathBuf};
+use std::env::temp_dir;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::pair::{LANDING_QUEUE, Pair, launch, steer};
 use crate::bed::Output;
-use crate::bed::leftovers::{Registered, temporary_folder};
-use crate::content;
+use crate::content::Content;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
 const FILE_LEN: u64 = 1 << 20;
 
-/// A file of random bytes in a folder of its own.
-pub(super) struct Source {
-    /// The folder; what is received may be put there too.
-    pub(super) folder: PathBuf,
-    /// The file.
-    pub(super) file: PathBuf,
-    /// Its digest.
-    pub(super) sha256: String,
-    _folder: Registered,
-}
-
-impl Source {
-    /// Writes a file of `len` bytes.
-    pub(super) fn new(len: u64) -> Result<Source> {
-        let (folder, registered) = temporary_folder(&std::env::temp_dir(), "transfer")?;
-        let file = folder.join("sent");
-        Ok(Source {
-            sha256: content::write(&file, len)?,
-            folder,
-            file,
-            _folder: registered,
-        })
-    }
-
-    /// Where one file is received.
-    pub(super) fn received(&self) -> PathBuf {
-        self.folder.join("received")
-    }
-
-    /// Whether a received file is the same.
-    pub(super) fn ensure_same(&self, received: &Path) -> Result<()> {
-        let found = content::sha256(received)?;
-        ensure!(
-            found == self.sha256,
-            "what arrived is not what was sent: SHA-256 {found} instead of {}",
-            self.sha256
-        );
-        Ok(())
-    }
-}
-
 pub(super) fn transfer(plan: &Plan, device: Device) -> Result<()> {
-    let source = Source::new(FILE_LEN)?;
+    let source = Content::new(&temp_dir(), FILE_LEN)?;
     pass(&Pair::new(plan, device)?, &source, Mode::Copy, "")?;
     source.ensure_same(&source.received())
 }
 
 /// Passes a file from one host to another, `options` being the sender's: the sender's report, and what the receiver
 /// said.
-pub(super) fn pass(pair: &Pair, source: &Source, mode: Mode, options: &str) -> Result<(Value, Output)> {
+pub(super) fn pass(pair: &Pair, source: &Content, mode: Mode, options: &str) -> Result<(Value, Output)> {
     let right = pair.bed.right();
     let receiver = launch("lm-recv --json --count 1 --from-anyone", mode).arg("--output");
     // Said when the gate is attached; the control port is bound before.

@@ -26,7 +26,7 @@ use lm_bench::cli::{Failure, Mode, chain};
 use lm_bench::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
-use picture::{MAX_FRAGMENTS, Picture, Prefix};
+use picture::{MAX_FRAGMENTS, Picture, payload};
 pub(crate) use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
@@ -86,22 +86,22 @@ pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let windows = WindowShape::new(args.window).map_err(|error| Failure::usage(format!("{error}; try 4")))?;
     let mut link = Link::open(args)?;
     let footprint = probe::probe(&mut link)?;
-    let prefix = Prefix {
-        len: footprint.prefix_len as u64,
-        written: footprint.prefix_written as u64,
-    };
-    let prefix_len = u8::try_from(prefix.len)
+    let prefix_len = u8::try_from(footprint.prefix_len)
         .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
-    let zone = ZoneShape::new(&geometry, CHUNK_LEN, prefix_len);
-    let (message_start, memory_len) = (ZONE + zone.message_start(), link.receiver.umem.len());
-    let trace = Trace {
-        geometry,
+    let message_start = ZONE + ZoneShape::new(&geometry, CHUNK_LEN, prefix_len).message_start();
+    let memory_len = link.receiver.umem.len();
+    let count = geometry.fragment_count();
+    let mut trace = Trace {
         windows,
-        zone,
-        picture: Picture::painted(geometry, &link.addressing, message_start, memory_len, prefix),
-        prefix_len: prefix.len,
+        order: windows.transmit_order(count).collect(),
+        posted: 0,
+        rule: TailRule::new(windows, count),
+        tails_restored: 0,
+        picture: Picture::painted(geometry, &link.addressing, message_start, memory_len, footprint),
+        link: &mut link,
     };
-    let (order, tails_restored) = trace.run(&mut link)?;
+    trace.run()?;
+    let (order, tails_restored) = (trace.order, trace.tails_restored);
     Ok(OverlayReport {
         driver: link.driver.clone(),
         zero_copy_send: link.sender.xsk.zero_copy(),
@@ -129,94 +129,87 @@ fn geometry(args: &OverlayArgs) -> Result<Geometry, Failure> {
 }
 
 /// One message on its way.
-struct Trace {
-    geometry: Geometry,
+struct Trace<'a> {
+    link: &'a mut Link,
     windows: WindowShape,
-    zone: ZoneShape,
     picture: Picture,
-    prefix_len: u64,
+    order: Vec<u32>,
+    /// Entries posted.
+    posted: usize,
+    rule: TailRule,
+    tails_restored: u32,
 }
 
-impl Trace {
-    fn run(mut self, link: &mut Link) -> Result<(Vec<u32>, u32), Failure> {
-        let count = self.geometry.fragment_count();
-        let order: Vec<u32> = self.windows.transmit_order(count).collect();
-        link.receiver.umem.copy_to(0, &self.picture.memory());
-        link.sender.umem.copy_to(0, &self.picture.send_region());
-        let mut rule = TailRule::new(self.windows, count);
-        let (mut posted, mut tails_restored) = (0, 0);
-        self.post(link, &order, &mut posted, &rule);
-        self.look(link, "painting")?;
-        let tail_len = u64::from(self.geometry.layout().header_len()) + self.prefix_len;
+impl Trace<'_> {
+    fn run(&mut self) -> Result<(), Failure> {
+        let (geometry, windows) = (self.picture.geometry, self.windows);
+        self.link.receiver.umem.copy_to(0, &self.picture.memory());
+        self.link.sender.umem.copy_to(0, &self.picture.region);
+        self.post();
+        self.look("painting")?;
+        let prefix_len = self.picture.footprint.prefix_len as u64;
+        let tail_len = u64::from(geometry.layout().header_len()) + prefix_len;
         let mut saved = [Vec::new(), Vec::new()];
-        for &index in &order {
-            let fragment = self.geometry.fragment(index);
-            let len = u32::from(fragment.frame_len());
-            let packet = (self.geometry.tx_frame_offset(index), len);
-            let start = ZONE + self.zone.frame_offset(&self.geometry, index);
-            link.pass(packet, start)?;
+        for at in 0..self.order.len() {
+            let index = self.order[at];
+            let len = u32::from(geometry.fragment(index).frame_len());
+            let start = self.picture.start(index);
+            self.link.pass((geometry.tx_frame_offset(index), len), start)?;
             self.picture.packet(index);
-            if let Some(window) = rule.tail_to_save(self.windows, index, count) {
-                let end = start + u64::from(len);
+            if let Some(window) = (self.rule).tail_to_save(windows, index, geometry.fragment_count()) {
                 let tail = &mut saved[TailRule::slot(window)];
                 tail.resize(tail_len as usize, 0);
-                link.receiver.umem.copy_from(end - tail_len, tail);
-                if !rule.tail_saved(window) {
+                let end = start + u64::from(len);
+                self.link.receiver.umem.copy_from(end - tail_len, tail);
+                if !self.rule.tail_saved(window) {
                     return Err(Failure::new("a window's tail was saved out of turn (I5)"));
                 }
             }
-            self.look(link, &format!("the packet of fragment {index}"))?;
-            if self.windows.is_lowest(index)
-                && let Some(window) = rule.lowest_arrived(self.windows.window_of(index))
+            self.look(&format!("the packet of fragment {index}"))?;
+            if windows.is_lowest(index)
+                && let Some(window) = self.rule.lowest_arrived(windows.window_of(index))
             {
                 let tail = &saved[TailRule::slot(window)];
-                link.receiver.umem.copy_to(start - self.prefix_len, tail);
+                self.link.receiver.umem.copy_to(start - prefix_len, tail);
                 self.picture.tail_restored(index);
-                self.look(link, &format!("the tail of window {window}"))?;
-                tails_restored += 1;
+                self.look(&format!("the tail of window {window}"))?;
+                self.tails_restored += 1;
             }
-            self.post(link, &order, &mut posted, &rule);
+            self.post();
         }
-        self.compare_message(link)?;
-        Ok((order, tails_restored))
+        let memory = self.look("the last packet")?;
+        let found = &memory[self.picture.message_start as usize..];
+        let expected = payload(&geometry, 0..geometry.message_len());
+        match (0..expected.len()).find(|&at| found[at] != expected[at]) {
+            Some(at) => Err(Failure::new(format!("byte {at} of the message is wrong"))),
+            None => Ok(()),
+        }
     }
 
     /// Posts entries in the order in which packets come, up to a window's lowest one whose place is still another's
     /// (I5).
-    fn post(&self, link: &mut Link, order: &[u32], posted: &mut usize, rule: &TailRule) {
-        while let Some(&index) = order.get(*posted) {
-            if self.windows.is_lowest(index) && !rule.may_post_lowest(self.windows.window_of(index)) {
+    fn post(&mut self) {
+        while let Some(&index) = self.order.get(self.posted) {
+            if self.windows.is_lowest(index) && !self.rule.may_post_lowest(self.windows.window_of(index)) {
                 return;
             }
-            link.post(ZONE + self.zone.frame_offset(&self.geometry, index) - PACKET_HEADROOM);
-            *posted += 1;
+            self.link.post(self.picture.start(index) - PACKET_HEADROOM);
+            self.posted += 1;
         }
     }
 
-    /// Looks at all of the registered memory.
-    fn look(&self, link: &Link, what: &str) -> Result<(), Failure> {
-        let mut memory = vec![0; link.receiver.umem.len() as usize];
-        link.receiver.umem.copy_from(0, &mut memory);
+    /// Looks at all of the registered memory, and gives it.
+    fn look(&self, what: &str) -> Result<Vec<u8>, Failure> {
+        let mut memory = vec![0; self.link.receiver.umem.len() as usize];
+        self.link.receiver.umem.copy_from(0, &mut memory);
         let Some(at) = self.picture.difference(&memory) else {
-            return Ok(());
+            return Ok(memory);
         };
-        let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
+        let from_message = at as i64 - self.picture.message_start as i64;
         let found = memory[at];
         Err(Failure::new(format!(
             "after {what}, byte {from_message} from the message's start is not what geometry says: {found:#04x}"
         )))
-    }
-
-    fn compare_message(&self, link: &Link) -> Result<(), Failure> {
-        let expected = self.picture.payload(0..self.geometry.message_len());
-        let mut found = vec![0; expected.len()];
-        link.receiver
-            .umem
-            .copy_from(ZONE + self.zone.message_start(), &mut found);
-        match (0..found.len()).find(|&at| found[at] != expected[at]) {
-            Some(at) => Err(Failure::new(format!("byte {at} of the message is wrong"))),
-            None => Ok(()),
-        }
     }
 }
 

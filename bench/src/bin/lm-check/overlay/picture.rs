@@ -9,6 +9,8 @@ use std::ops::Range;
 use lm_protocol::geometry::Geometry;
 use lm_protocol::wire::{Addressing, DataTemplate};
 
+use super::FootprintReport;
+
 /// There is no session: any key will do.
 const KEY: u64 = 0x6f76_6572_6c61_7973;
 const MESSAGE: u32 = 1;
@@ -17,24 +19,27 @@ const HEADER_LEN: usize = 66;
 /// A byte of payload has three bits for its fragment.
 pub(crate) const MAX_FRAGMENTS: u32 = 8;
 
-/// What the driver writes in front of a packet.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Prefix {
-    /// From its first byte to the packet, in bytes.
-    pub(crate) len: u64,
-    /// How many of them it writes, from the first one on.
-    pub(crate) written: u64,
-}
-
 /// What is sent, and what the registered memory should be.
 pub(crate) struct Picture {
-    geometry: Geometry,
-    prefix: Prefix,
-    headers: Vec<[u8; HEADER_LEN]>,
+    pub(crate) geometry: Geometry,
+    pub(crate) footprint: FootprintReport,
     /// Where the message will begin in the registered memory.
-    message_start: u64,
+    pub(crate) message_start: u64,
+    /// The message with its headers in the holes, as a sender has it in its memory.
+    pub(crate) region: Vec<u8>,
     /// Each byte of the memory, and whether the driver has written another one there.
     bytes: Vec<(u8, bool)>,
+}
+
+/// These bytes of a message, as far as it goes.
+pub(crate) fn payload(geometry: &Geometry, range: Range<u64>) -> Vec<u8> {
+    let byte = |at: u64| {
+        let fragment = geometry.fragment_at(at);
+        let offset = at - geometry.message_offset(fragment);
+        0x80 | (fragment as u8) << 4 | (offset % 13) as u8
+    };
+    let end = range.end.min(geometry.message_len());
+    (range.start..end).map(byte).collect()
 }
 
 impl Picture {
@@ -44,20 +49,23 @@ impl Picture {
         addressing: &Addressing,
         message_start: u64,
         len: u64,
-        prefix: Prefix,
+        footprint: FootprintReport,
     ) -> Picture {
         let count = geometry.fragment_count();
         let template = DataTemplate::new(addressing, KEY, MESSAGE, count, geometry.layout().payload_len());
-        let header = |index| {
-            let mut header = [0; HEADER_LEN];
-            template.write(&mut header, index, geometry.fragment_len(index));
-            header
-        };
+        let mut region = vec![0; geometry.tx_region_len() as usize];
+        for fragment in geometry.fragments() {
+            let frame = geometry.tx_frame_offset(fragment.index) as usize;
+            let (header, rest) = region[frame..].split_at_mut(HEADER_LEN);
+            template.write(header, fragment.index, geometry.fragment_len(fragment.index));
+            let payload = payload(&geometry, fragment.message_range());
+            rest[..payload.len()].copy_from_slice(&payload);
+        }
         Picture {
             geometry,
-            prefix,
-            headers: (0..count).map(header).collect(),
+            footprint,
             message_start,
+            region,
             bytes: (0..len).map(|at| (0x60 | (at % 29) as u8, false)).collect(),
         }
     }
@@ -67,64 +75,36 @@ impl Picture {
         self.bytes.iter().map(|(byte, _)| *byte).collect()
     }
 
-    /// These bytes of the message, as far as it goes.
-    pub(crate) fn payload(&self, range: Range<u64>) -> Vec<u8> {
-        let byte = |at: u64| {
-            let fragment = self.geometry.fragment_at(at);
-            let offset = at - self.geometry.message_offset(fragment);
-            0x80 | (fragment as u8) << 4 | (offset % 13) as u8
-        };
-        let end = range.end.min(self.geometry.message_len());
-        (range.start..end).map(byte).collect()
-    }
-
-    /// The message with its headers in the holes, as a sender has it in its memory.
-    pub(crate) fn send_region(&self) -> Vec<u8> {
-        let mut region = vec![0; self.geometry.tx_region_len() as usize];
-        for fragment in self.geometry.fragments() {
-            let frame = self.geometry.tx_frame_offset(fragment.index) as usize;
-            region[frame..frame + HEADER_LEN].copy_from_slice(&self.headers[fragment.index as usize]);
-            let payload = self.payload(fragment.message_range());
-            region[frame + HEADER_LEN..][..payload.len()].copy_from_slice(&payload);
-        }
-        region
-    }
-
-    /// Where a fragment's headers lie.
-    fn headers_at(&self, fragment: u32) -> Range<u64> {
-        let range = self.geometry.rx_header_range(fragment);
-        let place = |at| self.message_start.wrapping_add_signed(at);
-        place(range.start)..place(range.end)
+    /// Where a fragment's packet lies.
+    pub(crate) fn start(&self, fragment: u32) -> u64 {
+        self.message_start
+            .wrapping_add_signed(self.geometry.rx_frame_start(fragment))
     }
 
     /// The packet of a fragment was written.
     pub(crate) fn packet(&mut self, fragment: u32) {
-        let headers = self.headers_at(fragment).start;
-        let prefix = &mut self.bytes[(headers - self.prefix.len) as usize..];
-        for (_, is_other) in &mut prefix[..self.prefix.written as usize] {
+        let start = self.start(fragment);
+        let prefix = &mut self.bytes[start as usize - self.footprint.prefix_len..];
+        for (_, is_other) in &mut prefix[..self.footprint.prefix_written] {
             *is_other = true;
         }
-        self.write(headers, &self.headers[fragment as usize].clone());
-        self.write_payload(self.geometry.rx_payload_range(fragment));
+        let frame = self.geometry.tx_frame_offset(fragment) as usize;
+        let len = usize::from(self.geometry.fragment(fragment).frame_len());
+        let packet = self.region[frame..frame + len].to_vec();
+        self.write(start, &packet);
     }
 
     /// The payload under a fragment's headers was put back.
     pub(crate) fn tail_restored(&mut self, lowest: u32) {
-        let headers = self.headers_at(lowest);
-        let of_message = |address| address - self.message_start;
-        self.write_payload(of_message(headers.start - self.prefix.len)..of_message(headers.end));
+        let begin = self.start(lowest) - self.footprint.prefix_len as u64;
+        let end = self.start(lowest) + HEADER_LEN as u64;
+        let of_message = begin - self.message_start..end - self.message_start;
+        self.write(begin, &payload(&self.geometry, of_message));
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) {
         let place = self.bytes[address as usize..].iter_mut();
         place.zip(bytes).for_each(|(place, &byte)| *place = (byte, false));
-    }
-
-    fn write_payload(&mut self, of_message: Range<u64>) {
-        self.write(
-            self.message_start + of_message.start,
-            &self.payload(of_message.clone()),
-        );
     }
 
     /// The first byte of the memory that is not what it should be.
@@ -149,7 +129,7 @@ mod tests {
     const START: u64 = 1000;
     const LEN: usize = 16 << 10;
 
-    fn picture(message_len: u64, prefix: Prefix) -> Picture {
+    fn picture(message_len: u64, footprint: FootprintReport) -> Picture {
         let addressing = Addressing {
             src_mac: MacAddr([0x02, 0x7c, 0x80, 0x8c, 0xff, 0x71]),
             dst_mac: MacAddr([0x02, 0x66, 0x92, 0xa3, 0xb4, 0xc5]),
@@ -161,20 +141,21 @@ mod tests {
         };
         let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).unwrap();
         let geometry = layout.message(message_len).unwrap();
-        Picture::painted(geometry, &addressing, START, LEN as u64, prefix)
+        Picture::painted(geometry, &addressing, START, LEN as u64, footprint)
     }
 
     /// Writes packets as a device does; the memory, and what it should be after the last one.
     fn receive(message_len: u64, fragments: &[u32], prefix: &[u8], gap: usize) -> (Vec<u8>, Picture) {
-        let of_driver = Prefix {
-            len: (prefix.len() + gap) as u64,
-            written: prefix.len() as u64,
+        let of_driver = FootprintReport {
+            prefix_len: prefix.len() + gap,
+            prefix_written: prefix.len(),
+            packets: 0,
         };
         let mut expected = picture(message_len, of_driver);
-        let (mut memory, region) = (expected.memory(), expected.send_region());
+        let (mut memory, region) = (expected.memory(), expected.region.clone());
         let geometry = expected.geometry;
         for &index in fragments {
-            let start = START.wrapping_add_signed(geometry.rx_frame_start(index)) as usize;
+            let start = expected.start(index) as usize;
             let frame = geometry.tx_frame_offset(index) as usize;
             let len = usize::from(geometry.fragment(index).frame_len());
             memory[start - prefix.len() - gap..start - gap].copy_from_slice(prefix);
@@ -196,7 +177,7 @@ mod tests {
                     // What did not come is missed, the prefix too.
                     if let Some(&next) = order.get(arrived) {
                         let (more, with_next) = receive(len, &order[..=arrived], prefix, gap);
-                        let start = with_next.headers_at(next).start as usize;
+                        let start = with_next.start(next) as usize;
                         let first = Some(start - prefix.len() - gap);
                         assert_eq!(with_next.difference(&memory), first, "{len} {arrived}");
                         assert_eq!(expected.difference(&more), first, "{len} {arrived}");
@@ -226,9 +207,10 @@ mod tests {
     #[test]
     fn a_tail_is_put_back() {
         let (mut memory, mut expected) = receive(2896, &[0, 1], &[7; 12], 0);
-        let headers = expected.headers_at(1);
-        let below = headers.start as usize - 12..headers.end as usize;
-        let tail = expected.payload(headers.start - 12 - START..headers.end - START);
+        let headers = expected.start(1);
+        let below = headers as usize - 12..headers as usize + HEADER_LEN;
+        let of_message = headers - 12 - START..headers + HEADER_LEN as u64 - START;
+        let tail = payload(&expected.geometry, of_message);
         memory[below.clone()].copy_from_slice(&tail);
         assert_eq!(expected.difference(&memory), Some(below.start));
         expected.tail_restored(1);
@@ -240,7 +222,8 @@ mod tests {
         let (memory, expected) = receive(2896, &[0, 1], &[], 0);
         assert_eq!(expected.difference(&memory), None);
         let last = START as usize + 1447;
-        assert_eq!(memory[last], expected.headers[1][HEADER_LEN - 1]);
-        assert_ne!(memory[last], expected.payload(1447..1448)[0]);
+        let frame = expected.geometry.tx_frame_offset(1) as usize;
+        assert_eq!(memory[last], expected.region[frame + HEADER_LEN - 1]);
+        assert_ne!(memory[last], payload(&expected.geometry, 1447..1448)[0]);
     }
 }
