@@ -44,14 +44,7 @@ pub fn dist() -> Result<()> {
     let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     flags.push_str(" -C target-feature=+crt-static");
     run(cargo()
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "lm-bench",
-            "--package",
-            "lm-admission",
-        ])
+        .args("build --release --package lm-bench --package lm-admission".split(' '))
         .args(["--target", target])
         .args(PROGRAMS.split(' ').flat_map(|program| ["--bin", program]))
         .env("RUSTFLAGS", flags.trim()))?;
@@ -75,14 +68,12 @@ pub fn dist() -> Result<()> {
 fn pack(name: &str, programs: &str, built: &Path, staging: &Path) -> Result<()> {
     let mut script = Command::new("sh");
     script.args(["-euc", PACK, name]).args([built, staging]);
-    for (name, value) in [
+    let values = [
         ("programs", programs),
         ("documents", DOCUMENTS),
         ("version", VERSION),
-    ] {
-        script.env(name, value);
-    }
-    said_by(script.current_dir(root())).map(drop)
+    ];
+    said_by(script.envs(values).current_dir(root())).map(drop)
 }
 
 #[cfg(test)]

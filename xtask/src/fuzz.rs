@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use crate::verify::is_ci;
-use crate::workspace::{cargo, root, run, target_dir};
+use crate::workspace::{cargo, root, run, said_by, target_dir};
 
 /// Fuzz every parser, the receiver's state machine on the simulated NIC, the gate, and the daemon.
 ///
@@ -42,13 +42,7 @@ const NO_NIGHTLY: &str = "no nightly toolchain: run `rustup toolchain install ni
 const WITH_GATE: [&str; 3] = ["daemon", "gate", "state"];
 
 pub(crate) fn answers(program: &str, arguments: &[&str]) -> bool {
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+    said_by(Command::new(program).args(arguments)).is_ok()
 }
 
 /// The fuzz targets, by name.

@@ -85,20 +85,14 @@ fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
     let hosts = ground.bed.hosts();
     show(hosts, &how);
     println!("each has an admission daemon, which lets user {NOBODY} in, for example:");
-    for (host, what) in [
-        (
-            &hosts[1],
-            "lm-recv -i lm0 --count 1 --output /dev/null".to_owned(),
-        ),
-        (
-            &hosts[0],
-            format!("lm-send -i lm0 --to {} FILE", hosts[1].address()),
-        ),
-    ] {
+    let [sending, receiving] = [&hosts[0], &hosts[1]];
+    let send = format!("lm-send -i lm0 --to {} FILE", receiving.address());
+    let receive = "lm-recv -i lm0 --count 1 --output /dev/null";
+    for (host, what) in [(receiving, receive), (sending, &send)] {
         println!(
             "  ip netns exec {} setpriv --reuid {NOBODY} --clear-groups {} --admission {}",
             host.name(),
-            ground.daemons.tool(&what).display(),
+            ground.daemons.tool(what).display(),
             ground.daemons.socket(host).display()
         );
     }

@@ -66,22 +66,23 @@ done
 "#;
 
 /// A line of [`QUESTIONS`].
+#[derive(Clone, Copy)]
 struct Question {
     model: &'static str,
     defines: &'static str,
-    formulas: Vec<&'static str>,
+    formulas: &'static str,
 }
 
-fn questions() -> Vec<Question> {
-    let question = |line: &'static str| {
-        let mut words = line.split(' ');
-        Question {
-            model: words.next().unwrap_or_default(),
-            defines: words.next().unwrap_or_default(),
-            formulas: words.collect(),
-        }
-    };
-    QUESTIONS.lines().map(question).collect()
+fn questions() -> impl Iterator<Item = Question> {
+    QUESTIONS.lines().filter_map(|line| {
+        let (model, rest) = line.split_once(' ')?;
+        let (defines, formulas) = rest.split_once(' ')?;
+        Some(Question {
+            model,
+            defines,
+            formulas,
+        })
+    })
 }
 
 /// Runs the command.
@@ -92,8 +93,7 @@ pub fn run() -> Result<()> {
             return lacking(&remedy);
         }
     }
-    let questions = questions();
-    let next = Mutex::new(questions.iter().enumerate());
+    let next = Mutex::new(questions().enumerate());
     let wrong = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..cores() {
@@ -130,7 +130,7 @@ impl Question {
             .args(["-euc", ANSWER])
             .arg(root().join("models").join(model).with_extension("pml"))
             .arg(defines)
-            .args(formulas)
+            .args(formulas.split(' '))
             .current_dir(&folder)
             .stdin(Stdio::null());
         let output = command.output().context("cannot start sh")?;
@@ -142,7 +142,7 @@ impl Question {
             println!("{model} {defines}: {line}");
         }
         ensure!(output.status.success(), "{model} {defines}: {}", why.trim());
-        let is_wrong = |line: &&str| line.contains(" violated") != is_to_be_violated(formulas[0], line);
+        let is_wrong = |line: &&str| line.contains(" violated") != is_to_be_violated(formulas, line);
         let wrong: Vec<&str> = said.lines().filter(is_wrong).collect();
         ensure!(
             wrong.is_empty(),
@@ -229,7 +229,7 @@ mod tests {
         for model in ["eudp", "stream"] {
             let text =
                 std::fs::read_to_string(root().join("models").join(model).with_extension("pml")).unwrap();
-            let of_model = questions().into_iter().filter(|question| question.model == model);
+            let of_model = questions().filter(|question| question.model == model);
             let of_model: Vec<Question> = of_model.collect();
             let questions = || of_model.iter();
             for name in text.lines().filter_map(|line| line.strip_prefix("#ifdef ")) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -39,10 +39,7 @@ struct Program {
 impl Program {
     /// What stands before the names of its tests.
     fn prefix(&self) -> String {
-        match self.path {
-            Some(_) => format!("{} ", self.source),
-            None => String::new(),
-        }
+        (self.path.iter()).map(|_| format!("{} ", self.source)).collect()
     }
 
     /// Where cargo would run it, with what it would say.
@@ -100,11 +97,6 @@ impl Program {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain data; a panic elsewhere ends the program anyway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Which tests: of these packages, without any of the whole workspace.
 #[derive(Debug, Default)]
 pub(crate) struct Selection(pub(crate) Vec<String>);
@@ -131,9 +123,11 @@ impl Selection {
         let waiting = Mutex::new(programs.iter());
         let sum = Mutex::new(Tally::default());
         let work = || -> Result<()> {
-            while let Some(program) = { lock(&waiting).next() } {
+            while let Some(program) = { waiting.lock().expect("no worker panics").next() } {
                 let tally = program.run(self, filters, &arguments)?;
-                lock(&sum).add(tally, &program.prefix());
+                sum.lock()
+                    .expect("no worker panics")
+                    .add(tally, &program.prefix());
             }
             Ok(())
         };
@@ -144,7 +138,7 @@ impl Selection {
                 .into_iter();
             results.try_for_each(|result| result)
         })?;
-        Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(sum.into_inner().expect("no worker panics"))
     }
 
     /// Builds its test programs; the longest come first.

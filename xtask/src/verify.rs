@@ -143,7 +143,7 @@ pub fn ci() -> Result<()> {
     let cards: Step = (
         "cards",
         "correct what is worse: `cargo xtask bench card --short`",
-        || unless_lacking(bench::check_cards(), is_ci()),
+        || unless_lacking(bench::card::baseline::check(), is_ci()),
     );
     let beside: [Step; 4] = [
         ("clippy", "correct what it names", || {
@@ -166,7 +166,7 @@ pub fn ci() -> Result<()> {
         (
             "instructions",
             "cut them: `cargo xtask bench instructions`",
-            bench::check_instructions,
+            || bench::instructions::run(&bench::instructions::Arguments::default()),
         ),
         ("doc", "correct the documentation comments it names", || {
             let flags = std::env::var("RUSTDOCFLAGS").unwrap_or_default();

@@ -241,7 +241,7 @@ fn a_bed_with_a_box_passes_packets_while_the_box_runs() {
     let (len, from) = right.recv_from(&mut [0; 64]).unwrap();
     assert_eq!((len, from), (8, left.local_addr().unwrap()));
     assert!(started.elapsed() >= Duration::from_millis(5));
-    let report = running.stop().unwrap();
+    let report = running.stop().unwrap().json().unwrap();
     assert!(
         report["rightward"]["sent"].as_u64().unwrap() >= 1,
         "ARP may add some: {report}"

@@ -73,16 +73,14 @@ impl Daemons {
 
     /// Starts the host's daemon, or starts it again; does not wait until it answers.
     pub fn spawn(&self, host: &Host) -> Result<Program> {
-        let launch = Launch::new(self.tool("lm-admissiond"))
-            .args(["--interface", INTERFACE, "--allow-uid", &NOBODY.to_string()])
-            .arg("--socket")
-            .arg(self.socket(host))
-            .arg("--state-dir")
-            .arg(self.states.join(host.name()))
-            .arg("--key-file")
-            .arg(self.tool("key"))
-            .time_limit(LIFE_MAX);
-        host.spawn(launch)
+        let line = format!(
+            "--interface {INTERFACE} --allow-uid {NOBODY} --socket {} --state-dir {} --key-file {}",
+            self.socket(host).display(),
+            self.states.join(host.name()).display(),
+            self.tool("key").display()
+        );
+        let launch = Launch::new(self.tool("lm-admissiond")).args(line.split(' '));
+        host.spawn(launch.time_limit(LIFE_MAX))
     }
 
     /// Waits until the host's daemon answers.

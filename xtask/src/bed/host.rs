@@ -94,11 +94,7 @@ impl Host {
     }
 
     /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).
-    pub fn switch_segmentation_offloads(&self, on: bool) -> Result<()> {
-        self.switch_offloads_of(INTERFACE, on)
-    }
-
-    pub(super) fn switch_offloads_of(&self, interface: &str, on: bool) -> Result<()> {
+    pub fn switch_segmentation_offloads(&self, interface: &str, on: bool) -> Result<()> {
         self.enter(|| {
             let features = card(interface)?.features()?;
             let joining = features

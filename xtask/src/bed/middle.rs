@@ -11,7 +11,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
 use super::host::cpu_mask;
 use super::{Bed, BedConfig, Host, Launch, Program};
@@ -33,27 +32,11 @@ const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 pub struct Impairments(pub String);
 
 impl Impairments {
-    /// Random loss of `share` (as `--loss` takes it) in both directions.
-    pub fn loss(share: &str, seed: u64) -> Impairments {
-        Impairments(format!("--loss {share} --seed {seed}"))
-    }
-
     /// Whether the box changes, keeps or copies packets. Then their checksums must be right when they reach it: where
     /// the interface is to compute them, veth leaves them unfinished for ever.
     pub fn needs_checksums(&self) -> bool {
         let mut words = self.0.split_whitespace();
         words.any(|word| ["--corrupt", "--reorder", "--delay", "--rate"].contains(&word))
-    }
-}
-
-/// A box that forwards. Dropped, it stops, and no packet passes any more.
-#[derive(Debug)]
-pub struct RunningBox(Program);
-
-impl RunningBox {
-    /// Stops it; its counters, as `lm-bench impair` prints them.
-    pub fn stop(self) -> Result<Value> {
-        self.0.stop()?.json().context("the box reported nothing")
     }
 }
 
@@ -81,8 +64,8 @@ pub(super) fn configure(middle: &Host, config: &BedConfig) -> Result<()> {
 
 impl Bed {
     /// Starts the box of a bed that has one ([`BedConfig::with_box`](super::BedConfig::with_box)), and waits until it
-    /// forwards. `lm_bench` is the program.
-    pub fn start_box(&self, lm_bench: &Path, impairments: &Impairments) -> Result<RunningBox> {
+    /// forwards. `lm_bench` is the program, whose report has its counters. Stopped or dropped, no packet passes any more.
+    pub fn start_box(&self, lm_bench: &Path, impairments: &Impairments) -> Result<Program> {
         let middle = self.middle().context("this bed has no box")?;
         let launch = Launch::new(lm_bench)
             .args(["impair", "--left", LEFT, "--right", RIGHT])
@@ -90,7 +73,7 @@ impl Bed {
             .time_limit(LIMIT);
         let mut program = middle.spawn(launch)?;
         program.await_text("ready")?;
-        Ok(RunningBox(program))
+        Ok(program)
     }
 }
 
@@ -100,7 +83,10 @@ mod tests {
 
     #[test]
     fn what_keeps_packets_needs_their_checksums() {
-        assert!(!Impairments::default().needs_checksums() && !Impairments::loss("1%", 7).needs_checksums());
+        assert!(
+            !Impairments::default().needs_checksums()
+                && !Impairments("--loss 1%".to_owned()).needs_checksums()
+        );
         assert!(Impairments("--loss 1% --delay 1ms".to_owned()).needs_checksums());
     }
 }

@@ -36,7 +36,7 @@ use anyhow::{Context, Result, ensure};
 use lm_measure::rate::BitRate;
 
 pub use host::Host;
-pub use middle::{Impairments, RunningBox};
+pub use middle::Impairments;
 pub use port::Port;
 pub use program::{Launch, Output, Program};
 
@@ -153,6 +153,10 @@ impl Bed {
     /// Makes a bed. Needs root and iproute2; says which of them is missing.
     pub fn new(config: &BedConfig) -> Result<Bed> {
         prepare()?;
+        ensure!(
+            config.senders.is_some() || config.port.is_none() && config.cable.is_none(),
+            "a slow port or cable is a switch's: say how many senders it has"
+        );
         let number = next_number();
         let host = |side: &str, address| Host::new(namespace_name(number, side), address);
         let sides = SIDES.map(|(side, address)| host(side, address));
@@ -160,9 +164,10 @@ impl Bed {
         for last in switch::further_senders(config.senders.unwrap_or(1))? {
             hosts.push(host(&format!("left{last}"), Ipv4Addr::new(198, 18, 0, last)));
         }
-        let nameless = |side| host(side, Ipv4Addr::UNSPECIFIED);
+        // Of a box that becomes a sender.
+        let third = |side| host(side, Ipv4Addr::new(198, 18, 0, 3));
         let switch = config.senders.map(|_| switch::SWITCH);
-        let between = config.with_box.then_some(middle::BOX).or(switch).map(nameless);
+        let between = config.with_box.then_some(middle::BOX).or(switch).map(third);
         let first = match &between {
             Some(middle) => (middle, middle::RIGHT),
             None => (&hosts[0], INTERFACE),
@@ -266,7 +271,7 @@ impl Bed {
                 // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured
                 // says anything about a network.
                 if !self.config.segmentation_offloads {
-                    host.switch_offloads_of(&interface, false)?;
+                    host.switch_segmentation_offloads(&interface, false)?;
                 }
                 if !self.config.checksum_offload {
                     host.set_features(&[("tx-checksum-ip-generic", false)])?;
@@ -291,12 +296,6 @@ impl Bed {
 
     fn switch(&self) -> Option<&Host> {
         self.between.as_ref().filter(|_| !self.config.with_box)
-    }
-
-    /// Has the switch bring everything for the right host to this receive queue.
-    pub fn steer_to_receiver(&self, queue: u32) -> Result<()> {
-        let switch = self.switch().context("a bed without a switch")?;
-        switch::steer(switch, self.right(), queue, self.config.queues)
     }
 
     /// The host with address 198.18.0.1.
@@ -327,7 +326,7 @@ impl Bed {
 
 /// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to
 /// every port of a switch.
-fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
+pub(crate) fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
     for (hosts, neighbours) in [(some, others), (others, some)] {
         let mut lines = Vec::new();
         for of in neighbours {
@@ -426,10 +425,7 @@ fn is_alive(pid: u32) -> bool {
 
 /// The process id in a bed's namespace name; `None` for namespaces of others.
 fn owner_of(name: &str) -> Option<u32> {
-    let mut parts = name.split('-');
-    if parts.next()? != NAMESPACE_PREFIX {
-        return None;
-    }
+    let mut parts = name.strip_prefix(NAMESPACE_PREFIX)?.strip_prefix('-')?.split('-');
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?.trim_end_matches(|c: char| c.is_ascii_digit());

@@ -127,7 +127,8 @@ impl Bed {
     /// # Errors
     /// No port, or less than it should pass: what is measured there says more about this machine than about a port.
     pub fn capacity(&self) -> Result<f64> {
-        let (switch, port) = self.slow_port()?;
+        let port = self.switch().zip(self.config.port);
+        let (switch, port) = port.context("this bed's switch has no slow port")?;
         let ideal = frames_per_s(port.rate, self.config.mtu);
         let until = Instant::now() + LOOK * (LOOKS + 1);
         let sink = self
@@ -194,11 +195,6 @@ impl Bed {
         let output = tc.output().context("cannot start `tc`; install iproute2")?;
         let all: Vec<Value> = serde_json::from_slice(&output.stdout).context("tc -s -j shows nothing")?;
         Ok(all.into_iter().filter(|one| one["kind"] == "tbf").collect())
-    }
-
-    fn slow_port(&self) -> Result<(&Host, Port)> {
-        let port = self.switch().zip(self.config.port);
-        port.context("this bed's switch has no slow port")
     }
 }
 

@@ -30,6 +30,7 @@ pub struct Launch {
     core: Option<CpuSet>,
     user: Option<u32>,
     goes_first: bool,
+    is_aloud: bool,
     time_limit: Duration,
 }
 
@@ -41,6 +42,7 @@ impl Launch {
             core: None,
             user: None,
             goes_first: false,
+            is_aloud: false,
             time_limit: Duration::from_secs(60),
         }
     }
@@ -80,6 +82,13 @@ impl Launch {
         self
     }
 
+    /// Leaves standard error to this process's own.
+    #[must_use]
+    pub fn aloud(mut self) -> Launch {
+        self.is_aloud = true;
+        self
+    }
+
     /// Kills the program when it runs longer.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Launch {
@@ -110,7 +119,11 @@ impl Launch {
         self.command
             .stdin(Stdio::null())
             .stdout(stdout.stdio()?)
-            .stderr(stderr.stdio()?)
+            .stderr(if self.is_aloud {
+                Stdio::inherit()
+            } else {
+                stderr.stdio()?
+            })
             .process_group(0);
         // SAFETY: between fork and exec the closure makes system calls only and allocates nothing: the namespace
         // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
@@ -216,21 +229,6 @@ impl Program {
         Ok(output)
     }
 
-    /// Like [`Self::finish`]; what the program says on standard error is repeated there meanwhile.
-    pub fn finish_aloud(mut self) -> Result<Output> {
-        let mut shown = 0;
-        while !self.has_ended()? {
-            ensure!(Instant::now() < self.deadline, "{} runs for too long", self.name);
-            let said = self.said();
-            if let Some(new) = said.get(shown..) {
-                eprint!("{new}");
-                shown = said.len();
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        self.finish()
-    }
-
     /// Like [`Self::finish`], but any exit status is fine.
     pub fn outcome(mut self) -> Result<Output> {
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -262,11 +260,6 @@ impl Program {
     /// What it has written to standard error so far.
     pub fn said(&self) -> String {
         self.stderr.text()
-    }
-
-    /// Whether it has written anything to standard output.
-    pub fn has_printed(&self) -> bool {
-        !self.stdout.text().is_empty()
     }
 
     /// Whether the program has ended by itself.

@@ -1,7 +1,7 @@
 //! `cargo xtask bench card`: `lm-bench compare` on emulated cards, in time that is counted in instructions, so that what this machine does meanwhile
 //! does not show. What that clock sees and what not: docs/testing.md.
 
-pub(super) mod baseline;
+pub(crate) mod baseline;
 
 use std::path::PathBuf;
 

@@ -64,10 +64,13 @@ pub fn at_port(senders: u32, port: Port, mtu: u16) -> BedConfig {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let programs = Programs::build()?;
     let command = command_line(std::env::args().skip(1));
-    let mut words = vec!["--setting".to_owned(), format!("command={command}")];
-    if let Some(commit) = revision() {
-        words.extend(["--setting".to_owned(), format!("commit={commit}")]);
-    }
+    let setting = |name: &str, value: String| ["--setting".to_owned(), format!("{name}={value}")];
+    let mut words = Vec::from(setting("command", command));
+    words.extend(
+        revision()
+            .into_iter()
+            .flat_map(|commit| setting("commit", commit)),
+    );
     // What comes out of the box is received on the core of the host that it goes to, as between two machines: without that, the sender's
     // core would do the box's work and the receiver's as well, packet by packet.
     let config = BedConfig {
@@ -82,12 +85,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         _ => config,
     })?;
     if arguments.port.is_some() {
-        words.extend([
-            "--setting".to_owned(),
-            format!("port_frames_per_second={:.0}", bed.capacity()?),
-        ]);
+        words.extend(setting(
+            "port_frames_per_second",
+            format!("{:.0}", bed.capacity()?),
+        ));
     }
-    let loss = arguments.loss.as_deref().map(|loss| Impairments::loss(loss, 1));
+    let loss = arguments
+        .loss
+        .as_deref()
+        .map(|loss| Impairments(format!("--loss {loss} --seed 1")));
     let lossy = loss
         .map(|loss| bed.start_box(&programs.path("lm-bench"), &loss))
         .transpose()?;
@@ -97,7 +103,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     words.extend_from_slice(&arguments.options);
     let printed = between(&bed, &programs, words);
     if let Some(lossy) = lossy {
-        let counters = lossy.stop()?;
+        let counters = lossy.stop()?.report_of("the box")?;
         for direction in ["rightward", "leftward"] {
             let overrun = counters[direction]["overrun"].as_u64().unwrap_or(0);
             if overrun > 0 {
@@ -144,7 +150,7 @@ pub fn between(bed: &Bed, programs: &Programs, mut words: Vec<String>) -> Result
     }
     let to = bed.right().address().to_string();
     let measure = launch().args(["compare", &to, "--core", &near.to_string()]);
-    let output = bed.left().spawn(measure.args(words))?.finish_aloud()?;
+    let output = bed.left().spawn(measure.args(words).aloud())?.finish()?;
     for server in servers {
         server.stop()?;
     }

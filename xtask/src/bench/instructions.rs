@@ -28,7 +28,7 @@ use crate::workspace::{cargo, root, said_aloud_by};
 /// Fragments for the sending and the receiving engine apart; all without digests and with them. Compares with the committed baseline
 /// (bench/instructions.json) and fails where a figure has grown by more than 5 %. Needs valgrind; neither root nor a quiet machine.
 #[derive(Debug, Default, clap::Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// Write what was counted to bench/instructions.json, after a change that is meant.
     #[arg(long)]
     update: bool,
@@ -66,16 +66,22 @@ struct Baseline {
 }
 
 /// Runs the command.
-pub(super) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if !answers("valgrind", &["--version"]) {
         return lacking("instructions are counted by valgrind: install the package valgrind");
     }
     let program = build()?;
     let (folder, _guard) = leftovers::temporary_folder(&std::env::temp_dir(), "instructions")?;
+    let path = root().join("bench/instructions.json");
+    let baseline = || -> Result<Baseline> {
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}; make it with --update", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no baseline", path.display()))
+    };
     // What cannot be read is written anew where that is asked for.
     let baseline = match arguments.update {
-        true => read_baseline().unwrap_or_default(),
-        false => read_baseline()?,
+        true => baseline().ok(),
+        false => Some(baseline()?),
     };
     let rustc = rustc().context("cannot start `rustc --version`")?;
     let mut table = Table::new(&["for each", "instructions", "baseline", ""]);
@@ -109,16 +115,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.update {
         let text = serde_json::to_string_pretty(&Baseline { rustc, instructions })?;
-        let path = baseline_path();
         std::fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
         println!("kept in {}", path.display());
         return Ok(());
     }
-    ensure!(
-        baseline.is_some(),
-        "{} is missing; make it with --update",
-        baseline_path().display()
-    );
     if !grown.is_empty() {
         bail!(
             "more than 5 % above the baseline: {}; cut them, or say why with --update",
@@ -126,21 +126,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn baseline_path() -> PathBuf {
-    root().join("bench/instructions.json")
-}
-
-fn read_baseline() -> Result<Option<Baseline>> {
-    let path = baseline_path();
-    match std::fs::read_to_string(&path) {
-        Ok(text) => serde_json::from_str(&text)
-            .with_context(|| format!("{} is no baseline", path.display()))
-            .map(Some),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
-    }
 }
 
 fn tenths(value: f64) -> f64 {
@@ -151,16 +136,8 @@ fn tenths(value: f64) -> f64 {
 fn build() -> Result<PathBuf> {
     eprintln!("building endpoints on the simulated NIC (as for release)");
     let mut command = cargo();
-    command.args([
-        "test",
-        "--profile",
-        "counted",
-        "--package",
-        "lm-dataplane",
-        "--test",
-        "simulated",
-        "--no-run",
-    ]);
+    let words = "test --profile counted --package lm-dataplane --test simulated --no-run";
+    command.args(words.split(' '));
     command.arg("--message-format=json-render-diagnostics");
     let messages = said_aloud_by(&mut command)?;
     let mut programs = messages

@@ -2,7 +2,7 @@
 
 pub(crate) mod card;
 pub mod compare;
-mod instructions;
+pub(crate) mod instructions;
 
 use anyhow::Result;
 
@@ -30,14 +30,4 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
     }
-}
-
-/// Instructions per fragment against their baseline: a step of `cargo xtask ci`.
-pub(crate) fn check_instructions() -> Result<()> {
-    instructions::run(&instructions::Arguments::default())
-}
-
-/// The short list of cards against its baseline: a step of `cargo xtask ci`.
-pub(crate) fn check_cards() -> Result<()> {
-    card::baseline::check()
 }

@@ -92,10 +92,7 @@ pub(crate) fn reports(mut running: Vec<Program>, mut heard: impl FnMut(&str)) ->
     let ended = running.into_iter().map(|program| {
         let output = program.stop()?;
         heard(&output.stderr);
-        output.json().with_context(|| {
-            let last = output.stderr.lines().last().unwrap_or("nothing").to_owned();
-            format!("lm-check messages ended without a report and said {last}")
-        })
+        output.report_of("lm-check messages")
     });
     ended.collect()
 }

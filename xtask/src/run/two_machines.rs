@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
         .args(["--core", &core, "--rounds", &rounds, "--json"])
         .arg(&kept)
         .time_limit(COMPARE_LIMIT);
-    print!("{}", compare.spawn()?.finish_aloud()?.stdout);
+    print!("{}", compare.aloud().spawn()?.finish()?.stdout);
     result(&content, "two machines", json!({"send": sent}), &kept)
 }
 

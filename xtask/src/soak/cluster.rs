@@ -199,20 +199,16 @@ fn left_of(status: &Value) -> Vec<String> {
     let places = |name: &str| queues().filter_map(|queue| queue[name].as_u64()).sum::<u64>();
     let in_use = queues().filter(|queue| queue["role"] != "free").count() as u64;
     let joined = status["programs"].as_array().into_iter().flatten();
+    let joined = joined.filter(|program| !program["data_port"].is_null()).count();
+    let sessions = interface["sessions"].as_array().map_or(1, Vec::len);
     let counts = [
-        (
-            "sessions",
-            interface["sessions"].as_array().map_or(1, Vec::len) as u64,
-        ),
+        ("sessions", sessions as u64),
         ("open places", places("open_places")),
         ("closing places", places("closing_places")),
         ("queues in use", in_use),
         ("sessions as sender", interface["outgoing"].as_u64().unwrap_or(1)),
         ("requests waiting", interface["waiting"].as_u64().unwrap_or(1)),
-        (
-            "programs",
-            joined.filter(|program| !program["data_port"].is_null()).count() as u64,
-        ),
+        ("programs", joined as u64),
     ];
     let left = counts.into_iter().filter(|(_, count)| *count > 0);
     left.map(|(name, count)| format!("{count} {name}")).collect()

@@ -150,7 +150,7 @@ fn run_one(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, tally: &mut T
     let options = format!("--to {to} --delivery {} --patience {PATIENCE_S}", plan.delivery);
     let sent = bed.left().spawn(launch(sending, options))?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
-    let forwarded = running.stop()?;
+    let forwarded = running.stop()?.report_of("the box")?;
     let received = receiver.stop()?.report_of("the receiver")?;
     let sent = match sent {
         Ok(output) => output.json().context("the sender")?,
@@ -214,7 +214,7 @@ packets that were taken, and that were of use or dropped: \
 ";
 
 /// What is told of all runs.
-const TOLD: [(&str, &str); 8] = [
+const TOLD: [(&str, &str); 11] = [
     ("messages", "plan.messages"),
     ("packets", "rightward.received leftward.received"),
     (
@@ -226,6 +226,9 @@ const TOLD: [(&str, &str); 8] = [
     ("corrupted", "rightward.corrupted leftward.corrupted"),
     ("resent", "sender.fragments_resent"),
     ("bytes read early", "read.early_bytes"),
+    ("whole", "fates.whole"),
+    ("in part", "fates.in_part"),
+    ("reported", "fates.reported"),
 ];
 
 /// The sum of these numbers, each `GROUP.NAME`.
@@ -257,6 +260,7 @@ fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: 
         "plan": {"messages": plan.messages}, "sender": sent["counters"], "receiver": received["counters"],
         "gate": received["gate"], "drops": received["drops"], "read": received["read"],
         "rightward": forwarded["rightward"], "leftward": forwarded["leftward"],
+        "fates": {"whole": fates.whole, "in_part": fates.in_part, "reported": fates.reported},
     });
     for line in BALANCE.lines() {
         let (words, sums) = line.split_once(": ").context("no words")?;
@@ -273,13 +277,6 @@ fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: 
     );
     for (what, numbers) in TOLD {
         *tally.entry(what).or_default() += sum(&groups, numbers)?;
-    }
-    for (what, count) in [
-        ("whole", fates.whole),
-        ("in part", fates.in_part),
-        ("reported", fates.reported),
-    ] {
-        *tally.entry(what).or_default() += count;
     }
     Ok(())
 }

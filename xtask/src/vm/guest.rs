@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lm_cards::Interface;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::RebootCommand;
@@ -54,20 +54,17 @@ pub fn init() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let mut troubles = Vec::new();
     for (kind, place) in MOUNTS {
-        if let Err(error) = mount_at(kind, place) {
-            troubles.push(format!("cannot mount {kind} at {place}: {error}"));
-        }
+        mount_at(kind, place).with_context(|| format!("cannot mount {kind} at {place}"))?;
     }
     let mut port = Port::open()?;
-    let plan = match prepare(&mut troubles) {
+    let plan = match prepare() {
         Ok(plan) => plan,
         Err(error) => return port.say(&Event::Broken(format!("{error:#}"))),
     };
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let kernel = kernel.trim().to_owned();
-    port.say(&Event::Booted { kernel, troubles })?;
+    port.say(&Event::Booted(kernel))?;
     for task in &plan.tasks {
         port.say(&Event::Started(task.name.clone()))?;
         port.say(&Event::Ended(perform(task)))?;
@@ -82,15 +79,15 @@ fn mount_at(kind: &str, place: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Modules, shell, loopback. Without the plan or a module of it nothing can go on; the rest is trouble only.
-fn prepare(troubles: &mut Vec<String>) -> Result<Plan> {
+/// Modules, shell, loopback. Without these nothing can go on.
+fn prepare() -> Result<Plan> {
     let plan = read_plan()?;
     for module in &plan.modules {
         let path = Path::new(MODULES_DIR).join(module);
         let image = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         match rustix::system::init_module(&image, c"") {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => troubles.push(format!("cannot load {module}: {error}")),
+            Err(error) => bail!("cannot load {module}: {error}"),
         }
     }
     let modules = std::fs::read_to_string("/proc/modules").context("cannot read /proc/modules")?;
@@ -102,10 +99,8 @@ fn prepare(troubles: &mut Vec<String>) -> Result<Plan> {
     }
     for line in ["/bin/busybox --install -s /bin", "ip link set lo up"] {
         let mut words = line.split(' ');
-        let program = Launch::new(words.next().unwrap_or_default()).args(words).spawn();
-        if let Err(error) = program.and_then(|program| program.finish()) {
-            troubles.push(format!("{error:#}"));
-        }
+        let program = Launch::new(words.next().unwrap_or_default()).args(words);
+        program.spawn()?.finish()?;
     }
     let end = Instant::now() + DEVICES_LIMIT;
     let drivers = plan.devices.iter().filter_map(|device| device.driver());
@@ -172,14 +167,10 @@ fn perform(task: &Task) -> Ended {
 
 /// Whether it passed, by its exit code; what it printed as its report, and what it says.
 fn ended(work: &Work, output: Output) -> (bool, String, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = output;
+    let passed = output.status.success();
     match work {
-        Work::Command(_) => (status.success(), String::new(), stdout + &stderr),
-        _ => (status.success(), stdout, stderr),
+        Work::Command(_) => (passed, String::new(), output.stdout + &output.stderr),
+        _ => (passed, output.stdout, output.stderr),
     }
 }
 

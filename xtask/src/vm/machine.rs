@@ -195,12 +195,9 @@ impl<'a> Conversation<'a> {
 
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Booted { kernel, troubles } => {
+            Event::Booted(kernel) => {
                 let seconds = self.heard.elapsed().as_secs_f64();
                 eprintln!("  {kernel} is up after {seconds:.1} s");
-                for trouble in troubles {
-                    eprintln!("  trouble: {trouble}");
-                }
                 self.report.kernel = Some(kernel);
             }
             Event::Started(name) => self.running = self.tasks.iter().find(|task| task.name == name),
@@ -261,10 +258,7 @@ mod tests {
     }
 
     fn booted() -> Event {
-        Event::Booted {
-            kernel: "7.2".to_owned(),
-            troubles: Vec::new(),
-        }
+        Event::Booted("7.2".to_owned())
     }
 
     #[test]

@@ -174,12 +174,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
 
 /// What came of a run of the virtual machine. That its packages cannot be had is told, and an error in CI alone.
 pub(crate) fn unless_lacking(result: Result<()>, is_ci: bool) -> Result<()> {
-    let reason = |error: &anyhow::Error| {
-        error
-            .chain()
-            .find_map(|cause| cause.downcast_ref::<Unavailable>().cloned())
-    };
-    match result.as_ref().err().and_then(reason) {
+    let Err(error) = &result else { return result };
+    match error.downcast_ref::<Unavailable>() {
         Some(reason) if is_ci => {
             bail!("the checks on emulated network cards were skipped, which CI=true does not allow: {reason}")
         }
@@ -196,10 +192,8 @@ pub(crate) fn unless_lacking(result: Result<()>, is_ci: bool) -> Result<()> {
 pub fn run(arguments: &Arguments, devices: &[Device]) -> Result<()> {
     if arguments.list {
         let is_shown = |list| arguments.checks.is_empty() || arguments.lists(list);
-        print!(
-            "{}",
-            listing(&checks::select(&arguments.checks, devices, is_shown)?)
-        );
+        let selected = checks::select(&arguments.checks, devices, is_shown)?;
+        print!("{}", listing(&selected));
         return Ok(());
     }
     for path in &arguments.with {

@@ -57,28 +57,11 @@ impl Spoil {
     }
 }
 
-/// How packets pass between driver and program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// The card writes into the messages' memory.
-    ZeroCopy,
-    /// The kernel copies each packet.
-    Copy,
-    /// Whatever the driver has.
-    Auto,
-}
-
-impl Mode {
-    /// As `--mode` of LM's programs takes it.
-    pub const fn option(self) -> &'static str {
-        match self {
-            Mode::ZeroCopy => "zero-copy",
-            Mode::Copy => "copy",
-            Mode::Auto => "auto",
-        }
-    }
-}
+/// How packets pass between driver and program, as `--mode` of LM's programs takes it: the card writes into the messages'
+/// memory, or the kernel copies each packet.
+pub const ZERO_COPY: &str = "zero-copy";
+/// See [`ZERO_COPY`].
+pub const COPY: &str = "copy";
 
 /// One thing to run in the guest, in a process of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,13 +90,8 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The guest is up.
-    Booted {
-        /// The kernel's release.
-        kernel: String,
-        /// What could not be set up.
-        troubles: Vec<String>,
-    },
+    /// The guest is up, with this release of the kernel.
+    Booted(String),
     /// The task of that name begins.
     Started(String),
     /// A task has ended.
@@ -174,10 +152,7 @@ mod tests {
     #[test]
     fn events_cross_the_port_as_lines() {
         let events = [
-            Event::Booted {
-                kernel: "7.2".to_owned(),
-                troubles: Vec::new(),
-            },
+            Event::Booted("7.2".to_owned()),
             Event::Started("boot".to_owned()),
             Event::Ended(Ended {
                 name: "igb/transfer".to_owned(),

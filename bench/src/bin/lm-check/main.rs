@@ -42,16 +42,12 @@ fn main() -> ExitCode {
     let verbose = |arguments: &Arguments| arguments.verbose;
     cli::main("lm-check", std::env::args_os(), verbose, |arguments| {
         end_after("lm-check", arguments.time_limit);
-        run(&arguments.program)
+        match &arguments.program {
+            Program::Messages(args) => print(&messages::messages(args, ready)?),
+            Program::Overlay(args) => print(&overlay::overlay(args)?),
+        }
+        Ok(ExitCode::SUCCESS)
     })
-}
-
-fn run(program: &Program) -> Result<ExitCode, Failure> {
-    match program {
-        Program::Messages(args) => print(&messages::messages(args, ready)?),
-        Program::Overlay(args) => print(&overlay::overlay(args)?),
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn failed(error: impl std::error::Error) -> Failure {

@@ -150,8 +150,6 @@ struct Target {
     to: SocketAddrV4,
     /// Its name; where there is no session, when to ask for one.
     peer: Result<PeerId, Instant>,
-    /// Why there is none.
-    refusal: String,
     sessions: u32,
     fates: Vec<u8>,
     /// Messages without a completion.
@@ -163,7 +161,6 @@ impl Target {
         Ok(Target {
             to: link::resolve(to)?,
             peer: Err(Instant::now()),
-            refusal: String::new(),
             sessions: 0,
             fates: Vec::new(),
             open: 0,
@@ -175,11 +172,6 @@ impl Target {
     fn wants(&self, messages: u32, is_time_over: bool) -> bool {
         let is_reached = || self.fates.iter().any(|fate| b"d?".contains(fate));
         (self.fates.len() as u32) < messages && !(is_time_over && is_reached())
-    }
-
-    fn describe(&self) -> String {
-        let (to, sessions, fates) = (self.to, self.sessions, String::from_utf8_lossy(&self.fates));
-        format!("to {to} by {sessions} sessions: {fates} {}", self.refusal)
     }
 }
 
@@ -226,10 +218,15 @@ pub(crate) fn messages(args: &MessagesArgs, ready: impl FnOnce()) -> Result<Repo
             eprintln!("done");
             took = Some(begun.elapsed());
         } else if took.is_none() && now > deadline {
+            let waiting = waiting.map(|target| {
+                let (to, sessions, fates) =
+                    (target.to, target.sessions, String::from_utf8_lossy(&target.fates));
+                format!("to {to} by {sessions} sessions: {fates}")
+            });
             return Err(Failure::new(format!(
                 "messages are neither confirmed nor reported after {} s: {}",
                 (deadline - begun).as_secs_f64(),
-                waiting.map(Target::describe).collect::<Vec<_>>().join(", ")
+                waiting.collect::<Vec<_>>().join(", ")
             )));
         }
         if (took.is_some() && !receives) || (interrupt.is_set() && host.heard.elapsed() > QUIET) {
@@ -249,11 +246,8 @@ pub(crate) fn messages(args: &MessagesArgs, ready: impl FnOnce()) -> Result<Repo
 impl Host<'_> {
     /// Opens the endpoint; tries again for a while where a daemon is asked, which may be being started again.
     fn open(args: &MessagesArgs) -> Result<Host<'_>, Failure> {
-        let targets = args
-            .to
-            .iter()
-            .map(|to| Target::new(to))
-            .collect::<Result<Vec<_>, _>>()?;
+        let targets = args.to.iter().map(String::as_str).map(Target::new);
+        let targets = targets.collect::<Result<Vec<_>, _>>()?;
         let (towards, port, in_flight) = match targets.first() {
             Some(target) => (Some(*target.to.ip()), 0, 16),
             None => (None, lm_dataplane::DEFAULT_PORT, 32),
@@ -277,6 +271,8 @@ impl Host<'_> {
                 window: args.window,
                 wire: if args.ipfrag { Wire::IpFrag } else { Wire::Lm },
                 timeout: ATTEMPT,
+                // Where it is needed at all.
+                session: Session::Later,
                 ..session_options(longest, in_flight, args.delivery)
             },
             targets,
@@ -338,15 +334,12 @@ impl Host<'_> {
         let is_whole = message.missing().is_empty();
         self.note(from, tag, if is_whole { b'w' } else { b'p' })?;
         let (found, len) = (message.len() as u64, self.args.plan.len(number));
-        if found != len {
-            return Err(format!(
-                "message {number} of {from} has {found} bytes instead of {len}"
-            ));
-        }
         let start = self.args.plan.start(from, self.own, tag);
         match first_wrong(start, 0, message, message.missing()) {
-            None => Ok(()),
-            Some(at) => Err(format!("message {number} of {from}: byte {at} of {len} is wrong")),
+            None if found == len => Ok(()),
+            at => Err(format!(
+                "message {number} of {from} has {found} bytes of {len}, and is wrong from {at:?} on"
+            )),
         }
     }
 
@@ -396,12 +389,8 @@ impl Host<'_> {
 
     /// Opens a session, where messages do not fit one packet, or says when to try again.
     fn ask(&mut self, at: usize) -> Result<(), Failure> {
-        let without = ConnectOptions {
-            session: Session::Later,
-            ..self.options
-        };
         let target = &mut self.targets[at];
-        let connected = self.endpoint.connect(target.to, &without);
+        let connected = self.endpoint.connect(target.to, &self.options);
         let opened = connected.and_then(|peer| {
             let mut handle = self.endpoint.peer(peer);
             if handle.max_message_len() < self.options.max_message_len {
@@ -428,7 +417,7 @@ impl Host<'_> {
             // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease
             // ends; or a daemon is being started again.
             Err(error) => {
-                target.refusal = chain(&error);
+                eprintln!("{}", chain(&error));
                 Err(Instant::now() + PAUSE)
             }
         };

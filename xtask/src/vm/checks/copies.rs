@@ -19,7 +19,7 @@ use super::spoil;
 use super::transfer;
 use crate::content::Content;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Mode, Plan};
+use crate::vm::protocol::{Plan, ZERO_COPY};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const GROUP: &str = "lm_calls";
@@ -237,7 +237,7 @@ const PAYLOAD_LEN: u64 = 1448;
 fn transfer(plan: &Plan, device: Device) -> Result<Value> {
     let source = Content::new(&std::env::temp_dir(), FILE_LEN)?;
     let pair = Pair::new(plan, device)?;
-    let (_, output) = transfer::pass(&pair, &source, Mode::ZeroCopy, &format!("--rate {RATE}"))?;
+    let (_, output) = transfer::pass(&pair, &source, ZERO_COPY, &format!("--rate {RATE}"))?;
     ensure!(
         output.stderr.contains("virtio_net is a loaded module") == (device == Device::VirtioNet),
         "lm-recv says of the driver: {}",

@@ -25,13 +25,11 @@ const MESSAGE_LEN: u64 = 8 << 20;
 pub(super) fn abort(plan: &Plan, device: Device) -> Result<()> {
     let pair = Pair::new(plan, device)?;
     let source = Content::new(&std::env::temp_dir(), MESSAGE_LEN)?;
-    let receiver = pair
-        .receiving(&format!(
-            "lm-recv --json --from-anyone --max-message-size {MESSAGE}"
-        ))
-        .arg("--output")
-        .arg(&source.folder)
-        .time_limit(Duration::from_secs(300));
+    let line = format!(
+        "lm-recv --json --from-anyone --max-message-size {MESSAGE} --output {}",
+        source.folder.display()
+    );
+    let receiver = pair.receiving(&line).time_limit(Duration::from_secs(300));
     let receiver = pair.start_receiver(receiver, "listening on")?;
     let mut memory = Vec::new();
     let rounds = if plan.short { 4 } else { 12 };

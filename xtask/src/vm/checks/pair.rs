@@ -1,17 +1,16 @@
 //! Two hosts on the two devices of a kind, and LM's programs on them.
 
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, ip, middle, until};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, introduce, ip, middle, until};
 use crate::ends::Ends;
 use crate::vm::devices::Device;
 use crate::vm::guest::cards;
-use crate::vm::protocol::{Mode, Plan, Spoil};
+use crate::vm::protocol::{COPY, Plan, Spoil, ZERO_COPY};
 
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
@@ -20,8 +19,6 @@ const STEERING_FOLDER: &str = "/run/lm/steering";
 pub(super) const LANDING_QUEUE: u32 = 1;
 /// With so many queues igb has one NAPI instance for both ways of each.
 const SHARING_QUEUES: u32 = 5;
-/// Address of a sender in a bed's box.
-const FURTHER_SENDER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
 /// How long a card may take to begin anew.
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -60,7 +57,7 @@ impl Pair {
 
     /// A program of LM's for the right host, in zero-copy mode.
     pub(super) fn receiving(&self, line: &str) -> Launch {
-        launch(line, Mode::ZeroCopy).core(1)
+        launch(line, ZERO_COPY).core(1)
     }
 
     /// A program of LM's for the left host.
@@ -70,10 +67,10 @@ impl Pair {
     }
 
     /// Zero-copy where the left host has a card.
-    fn sending_mode(&self) -> Mode {
+    fn sending_mode(&self) -> &'static str {
         match self.bed.middle() {
-            Some(_) => Mode::Copy,
-            None => Mode::ZeroCopy,
+            Some(_) => COPY,
+            None => ZERO_COPY,
         }
     }
 
@@ -81,7 +78,7 @@ impl Pair {
     /// sender.
     pub(super) fn start_stream(&self, message_len: u64, seconds: [f64; 2]) -> Result<(Program, Program)> {
         let mut ends = Ends::stream("lm --idle default", message_len, seconds);
-        ends.mode = Mode::ZeroCopy.option();
+        ends.mode = ZERO_COPY;
         let receiver = self.start_receiver(lm_bench(ends.far(), 1), "ready")?;
         Ok((receiver, self.start_sender(lm_bench(ends.near(), 0))?))
     }
@@ -106,7 +103,7 @@ impl Pair {
 
     /// Both ends were in the mode that was demanded, by their own reports.
     pub(super) fn prove_mode(&self, sent: &Value, received: &Value) -> Result<()> {
-        ensure_mode(received, Mode::ZeroCopy).context("the receiver")?;
+        ensure_mode(received, ZERO_COPY).context("the receiver")?;
         ensure_mode(sent, self.sending_mode()).context("the sender")
     }
 
@@ -131,10 +128,10 @@ impl Pair {
 }
 
 /// A program's report says that it was in that mode: as LM's programs call it, or as the ends of measurements do.
-pub(super) fn ensure_mode(report: &Value, mode: Mode) -> Result<()> {
+pub(super) fn ensure_mode(report: &Value, mode: &str) -> Result<()> {
     let names = match mode {
-        Mode::ZeroCopy => ["zero-copy", "native zero-copy"],
-        Mode::Copy | Mode::Auto => ["copy-native", "native copy"],
+        ZERO_COPY => ["zero-copy", "native zero-copy"],
+        _ => ["copy-native", "native copy"],
     };
     ensure!(
         names.iter().any(|name| report["mode"] == *name),
@@ -159,14 +156,14 @@ pub(super) fn ethtool(host: &Host, line: &str) -> Result<String> {
 }
 
 /// A program of LM's on [`INTERFACE`], by its command line.
-pub(super) fn launch(line: &str, mode: Mode) -> Launch {
+pub(super) fn launch(line: &str, mode: &str) -> Launch {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
     // lm-recv and lm-send have no such option: it is their way.
     let idle = (program == "lm-check").then_some(["--idle", "default"]);
     Launch::new(format!("/bin/{program}"))
         .args(words)
-        .args(["--interface", INTERFACE, "--mode", mode.option()])
+        .args(["--interface", INTERFACE, "--mode", mode])
         .args(idle.into_iter().flatten())
         .time_limit(Duration::from_secs(120))
 }
@@ -214,19 +211,12 @@ pub(super) fn further_sender(bed: &Bed) -> Result<&Host> {
     let ports = [middle::LEFT, middle::RIGHT, "further"];
     commands.extend(ports.map(|port| format!("link set {port} master bridge up")));
     commands.push("link set bridge up".to_owned());
-    commands.push(format!("addr add {FURTHER_SENDER}/24 dev {INTERFACE}"));
+    commands.push(format!("addr add {}/24 dev {INTERFACE}", further.address()));
     commands.push(format!("link set {INTERFACE} up"));
     ip::batch(Some(further.name()), &commands).context("cannot make a further sender's link")?;
-    further.switch_segmentation_offloads(false)?;
+    further.switch_segmentation_offloads(INTERFACE, false)?;
     further.set_features(&[("tx-checksum-ip-generic", false)])?;
-    for (host, address, other) in [
-        (further, right.address(), right),
-        (right, FURTHER_SENDER, further),
-    ] {
-        let mac = other.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
-        let line = format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
-        ip::batch(Some(host.name()), &[line])?;
-    }
+    introduce(&[further], &[right])?;
     Ok(further)
 }
 

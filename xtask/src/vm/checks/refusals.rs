@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use super::pair::{Pair, await_link, ensure_mode, launch, set_queues, spread_evenly};
 use super::streams::Stream;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Mode, Plan};
+use crate::vm::protocol::{COPY, Plan, ZERO_COPY};
 
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
@@ -59,7 +59,7 @@ fn reserve_huge_pages(count: &str) -> Result<()> {
 fn refused_and_copied(pair: &Pair, word: &str, options: &'static str, has_driver: bool) -> Result<()> {
     let (left, right) = (pair.bed.left(), pair.bed.right());
     for line in ["lm-recv --from-anyone --output /tmp", "lm-check messages"] {
-        let program = right.spawn(launch(&format!("{line} {options}"), Mode::ZeroCopy))?;
+        let program = right.spawn(launch(&format!("{line} {options}"), ZERO_COPY))?;
         let output = program.outcome()?;
         let said = output.stderr.trim();
         ensure!(
@@ -81,13 +81,13 @@ fn refused_and_copied(pair: &Pair, word: &str, options: &'static str, has_driver
         ..Stream::of(vec![100_000], 4)
     };
     let [sending, receiving] = stream.lines();
-    let receiver = pair.start_receiver(launch(&receiving, Mode::Auto), "ready")?;
-    let sender = launch(&sending, Mode::Copy).args(["--to", &right.address().to_string()]);
+    let receiver = pair.start_receiver(launch(&receiving, "auto"), "ready")?;
+    let sender = launch(&sending, COPY).args(["--to", &right.address().to_string()]);
     let sent = left.spawn(sender)?.finish()?.json().context("the sender")?;
     let output = receiver.stop()?;
     let received = output.json().with_context(|| output.stderr.clone())?;
     (stream.judge(&sent, &received, None)).with_context(|| format!("sender {sent}; receiver {received}"))?;
-    ensure_mode(&received, Mode::Copy).context("mode auto")?;
+    ensure_mode(&received, COPY).context("mode auto")?;
     // Of a driver that never has zero-copy nobody expects it.
     ensure!(
         output.stderr.contains("no zero-copy mode") || !has_driver,

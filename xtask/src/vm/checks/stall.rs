@@ -29,10 +29,11 @@ pub(super) fn check(plan: &Plan, device: Device) -> Result<()> {
     let [long, short] = LENS.map(|len| Content::new(&std::env::temp_dir(), len));
     let (long, short) = (long?, short?);
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stalled")?;
-    let receiver = pair
-        .receiving("lm-recv --json --from-anyone --max-message-size 8M")
-        .arg("--output")
-        .arg(&folder);
+    let line = format!(
+        "lm-recv --json --from-anyone --max-message-size 8M --output {}",
+        folder.display()
+    );
+    let receiver = pair.receiving(&line);
     let receiver = pair.start_receiver(receiver, "listening on")?;
 
     let first = pair.sending("lm-send --json --rate 20M --message-size 8M");

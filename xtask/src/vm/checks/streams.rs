@@ -15,7 +15,7 @@ use crate::bed::{Host, INTERFACE, Impairments, Launch, Program, ip};
 use crate::content::Content;
 use crate::soak::fates;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Mode, Plan, Spoil};
+use crate::vm::protocol::{Plan, Spoil, ZERO_COPY};
 
 /// LM's headers behind Ethernet's: IPv4 20, UDP 8, LM 24 bytes. What is left of the MTU is a fragment's payload.
 const HEADERS_LEN: u64 = 52;
@@ -170,10 +170,7 @@ impl Stream {
             spoil::messages(pair.spoil, receiver)?;
         }
         let sent = sender.finish()?.json().context("the sender")?;
-        let flood = flood.map(|flood| {
-            let output = flood.stop()?;
-            (output.json()).with_context(|| format!("foreign packets: {}", output.stderr))
-        });
+        let flood = flood.map(|flood| flood.stop()?.report_of("foreign packets"));
         Ok((sent, flood.transpose()?))
     }
 
@@ -229,17 +226,8 @@ impl Stream {
 fn lens(mtu: u64, window: u32) -> Vec<u64> {
     let payload = mtu - HEADERS_LEN;
     let windowful = payload * u64::from(window);
-    let mut lens = vec![
-        1,
-        100,
-        payload - 1,
-        payload,
-        payload + 1,
-        2 * payload,
-        2 * payload + 1,
-    ];
-    for windows in [1, 2] {
-        let bound = windows * windowful;
+    let mut lens = vec![1, 100];
+    for bound in [payload, 2 * payload, windowful, 2 * windowful] {
         lens.extend([bound - 1, bound, bound + 1]);
     }
     lens.extend([1 << 20, 16 << 20]);
@@ -318,7 +306,7 @@ pub(super) fn reading(plan: &Plan, device: Device) -> Result<()> {
         received["read"]
     );
     let source = Content::new(&std::env::temp_dir(), 6 << 20)?;
-    let (sent, _) = transfer::pass(&pair, &source, Mode::ZeroCopy, "--message-size 2MiB")?;
+    let (sent, _) = transfer::pass(&pair, &source, ZERO_COPY, "--message-size 2MiB")?;
     source.ensure_same(&source.received())?;
     // Longer ones than those that leave when they are whole.
     ensure!(
@@ -354,7 +342,7 @@ pub(super) fn repair(plan: &Plan, device: Device) -> Result<()> {
             ..Stream::of(vec![1 << 20, 1000, 64 << 10, 300_000, 10_000], 10)
         };
         let passed = stream.run(&pair);
-        let forwarded = running.stop()?;
+        let forwarded = running.stop()?.report_of("the box")?;
         passed.with_context(|| format!("{impairments:?}; the box: {forwarded}"))?;
         let lost = forwarded["rightward"]["lost"].as_u64();
         ensure!(lost > Some(0), "the box lost nothing: {forwarded}");

@@ -1,5 +1,6 @@
 //! The two ends of the link: sockets, gates, and one packet at a time from one to the other.
 
+use std::cell::Cell;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::thread::sleep;
@@ -32,16 +33,20 @@ const PACKET_PATIENCE: Duration = Duration::from_secs(5);
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];
 const PORT: u16 = 7168;
 
-/// Looks until it is so; whether it is in time.
-fn until(patience: Duration, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
+/// Looks until it is so; fails with `why` when it is not in time.
+fn until(
+    patience: Duration,
+    why: impl FnOnce() -> String,
+    mut is_so: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + patience;
     while !is_so()? {
         if Instant::now() >= deadline {
-            return Ok(false);
+            return Err(Failure::new(why()));
         }
         sleep(Duration::from_micros(50));
     }
-    Ok(true)
+    Ok(())
 }
 
 /// A socket in its memory.
@@ -86,24 +91,14 @@ impl End {
         })
     }
 
-    /// How often the driver found the fill ring empty.
-    fn looks_in_vain(&self) -> Result<u64, Failure> {
-        let statistics = self.xsk.statistics().map_err(failed)?;
-        Ok(statistics.rx_fill_ring_empty)
-    }
-
     fn driver_looks(
         &self,
         what_not: &str,
         is_so: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        match until(PACKET_PATIENCE, is_so)? {
-            true => Ok(()),
-            false => Err(Failure::new(format!(
-                "the driver {what_not} within {} s",
-                PACKET_PATIENCE.as_secs()
-            ))),
-        }
+        let seconds = PACKET_PATIENCE.as_secs();
+        let why = || format!("the driver {what_not} within {seconds} s");
+        until(PACKET_PATIENCE, why, is_so)
     }
 }
 
@@ -112,7 +107,6 @@ pub(crate) struct Link {
     pub(crate) sender: End,
     pub(crate) receiver: End,
     pub(crate) addressing: Addressing,
-    pub(crate) driver: Option<String>,
     queue: u32,
     /// Entries were posted, perhaps not yet taken by the driver.
     untaken: bool,
@@ -157,7 +151,6 @@ impl Link {
                 src_port: PORT,
                 dst_port: PORT,
             },
-            driver: to.driver,
             queue,
             untaken: false,
             received: 0,
@@ -185,11 +178,12 @@ impl Link {
         if !untaken || !self.receiver.xsk.zero_copy() {
             return Ok(());
         }
-        let before = self.receiver.looks_in_vain()?;
         let receiver = &self.receiver;
+        let statistics = || receiver.xsk.statistics().map_err(failed);
+        let before = statistics()?.rx_fill_ring_empty;
         receiver.driver_looks("takes no entries", || {
             receiver.xsk.wake_rx().map_err(failed)?;
-            Ok(!receiver.rings.fill.needs_wakeup() || receiver.looks_in_vain()? >= before + 2)
+            Ok(!receiver.rings.fill.needs_wakeup() || statistics()?.rx_fill_ring_empty >= before + 2)
         })
     }
 
@@ -201,30 +195,33 @@ impl Link {
         assert!(sender.rings.tx.free(1) > 0, "one packet at a time");
         sender.rings.tx.write(0, Descriptor::new(address, len));
         sender.rings.tx.submit(1);
-        let mut sent = false;
-        let has_come = until(PACKET_PATIENCE, || {
+        let sent = Cell::new(false);
+        let (queue, xsk, seconds) = (self.queue, &receiver.xsk, PACKET_PATIENCE.as_secs());
+        let why = || {
+            let what = if sent.get() {
+                "did not come"
+            } else {
+                "was not sent"
+            };
+            format!(
+                "a packet of {len} bytes {what} within {seconds} s; are the interfaces connected, and does queue {queue} \
+                    receive? {:?}",
+                xsk.statistics()
+            )
+        };
+        until(PACKET_PATIENCE, why, || {
             if sender.rings.tx.needs_wakeup() {
                 sender.xsk.wake_tx().map_err(failed)?;
             }
             if receiver.rings.fill.needs_wakeup() {
-                receiver.xsk.wake_rx().map_err(failed)?;
+                xsk.wake_rx().map_err(failed)?;
             }
             if sender.rings.completion.available(1) > 0 {
                 sender.rings.completion.release(1);
-                sent = true;
+                sent.set(true);
             }
-            Ok(sent && receiver.rings.rx.available(1) > 0)
+            Ok(sent.get() && receiver.rings.rx.available(1) > 0)
         })?;
-        if !has_come {
-            let what = if sent { "did not come" } else { "was not sent" };
-            let statistics = receiver.xsk.statistics();
-            return Err(Failure::new(format!(
-                "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} \
-                    receive? {statistics:?}",
-                PACKET_PATIENCE.as_secs(),
-                self.queue,
-            )));
-        }
         let descriptor = receiver.rings.rx.read(0);
         receiver.rings.rx.release(1);
         self.received += 1;
@@ -244,14 +241,10 @@ fn gate(interface: &Interface) -> Result<Gate, Failure> {
 }
 
 fn await_link(Interface { index, name, .. }: &Interface) -> Result<(), Failure> {
-    match until(LINK_PATIENCE, || {
+    let why = || format!("{name} has no link; set it up (ip link set {name} up) and connect it");
+    until(LINK_PATIENCE, why, || {
         Ok(Interface::by_index(*index).map_err(failed)?.up)
-    })? {
-        true => Ok(()),
-        false => Err(Failure::new(format!(
-            "{name} has no link; set it up (ip link set {name} up) and connect it"
-        ))),
-    }
+    })
 }
 
 /// Has a card bring the packets to one queue, until this is dropped. `None` where the driver has no table: on veth the

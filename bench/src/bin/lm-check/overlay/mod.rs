@@ -16,6 +16,7 @@ mod picture;
 mod probe;
 
 use clap::Args;
+use lm_cards::Interface;
 use lm_dataplane::memory::PACKET_HEADROOM;
 use lm_protocol::geometry::{Geometry, Layout, LinkShape, Wire};
 use lm_protocol::window::{TailRule, WindowShape};
@@ -25,6 +26,7 @@ use serde::Serialize;
 use lm_bench::cli::{Failure, Mode, chain};
 use lm_bench::size::ByteSize;
 
+use crate::failed;
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
 use picture::{MAX_FRAGMENTS, Picture, payload};
 pub(crate) use probe::FootprintReport;
@@ -89,7 +91,6 @@ pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let prefix_len = u8::try_from(footprint.prefix_len)
         .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
     let message_start = ZONE + ZoneShape::new(&geometry, CHUNK_LEN, prefix_len).message_start();
-    let memory_len = link.receiver.umem.len();
     let count = geometry.fragment_count();
     let mut trace = Trace {
         windows,
@@ -97,13 +98,13 @@ pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
         posted: 0,
         rule: TailRule::new(windows, count),
         tails_restored: 0,
-        picture: Picture::painted(geometry, &link.addressing, message_start, memory_len, footprint),
+        picture: Picture::painted(geometry, &link.addressing, message_start, MEMORY_LEN, footprint),
         link: &mut link,
     };
     trace.run()?;
     let (order, tails_restored) = (trace.order, trace.tails_restored);
     Ok(OverlayReport {
-        driver: link.driver.clone(),
+        driver: Interface::by_name(&args.interface).map_err(failed)?.driver,
         zero_copy_send: link.sender.xsk.zero_copy(),
         zero_copy_receive: link.receiver.xsk.zero_copy(),
         packets: link.received,

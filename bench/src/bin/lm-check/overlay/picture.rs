@@ -13,7 +13,6 @@ use super::FootprintReport;
 
 /// There is no session: any key will do.
 const KEY: u64 = 0x6f76_6572_6c61_7973;
-const MESSAGE: u32 = 1;
 /// `lm` over IPv4, untagged.
 const HEADER_LEN: usize = 66;
 /// A byte of payload has three bits for its fragment.
@@ -52,7 +51,7 @@ impl Picture {
         footprint: FootprintReport,
     ) -> Picture {
         let count = geometry.fragment_count();
-        let template = DataTemplate::new(addressing, KEY, MESSAGE, count, geometry.layout().payload_len());
+        let template = DataTemplate::new(addressing, KEY, 1, count, geometry.layout().payload_len());
         let mut region = vec![0; geometry.tx_region_len() as usize];
         for fragment in geometry.fragments() {
             let frame = geometry.tx_frame_offset(fragment.index) as usize;
