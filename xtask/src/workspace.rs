@@ -100,11 +100,6 @@ impl Programs {
         }
     }
 
-    /// Where they are.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// The path of `lm-send`, `lm-recv`, `lm-bench`, `lm-check` or `lm-admissiond`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)

@@ -68,6 +68,13 @@ impl Host {
         launch.spawn_in(Some(self))
     }
 
+    /// Starts a program in it, and waits until that has said `text`.
+    pub fn spawn_until(&self, launch: Launch, text: &str) -> Result<Program> {
+        let mut program = self.spawn(launch)?;
+        program.await_text(text)?;
+        Ok(program)
+    }
+
     /// Writes a setting under `/sys` or `/proc/sys` as this host sees it.
     pub fn write_file(&self, path: &str, value: &str) -> Result<()> {
         self.enter(|| {

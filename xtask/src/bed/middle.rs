@@ -71,9 +71,7 @@ impl Bed {
             .args(["impair", "--left", LEFT, "--right", RIGHT])
             .args(impairments.0.split_whitespace())
             .time_limit(LIMIT);
-        let mut program = middle.spawn(launch)?;
-        program.await_text("ready")?;
-        Ok(program)
+        middle.spawn_until(launch, "ready")
     }
 }
 

@@ -224,7 +224,7 @@ impl Program {
         let name = self.name.clone();
         let output = self.outcome()?;
         if !output.status.success() {
-            bail!("{name} failed ({}){}", output.status, output.last_words());
+            bail!("{name} failed ({}){}", output.status, last_words(&output.stderr));
         }
         Ok(output)
     }
@@ -234,7 +234,7 @@ impl Program {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if !wait_for_end(&self.pidfd, left) {
             self.signal(Signal::KILL);
-            let (words, limit) = (self.reap()?.last_words(), self.time_limit.as_secs_f64());
+            let (words, limit) = (last_words(&self.reap()?.stderr), self.time_limit.as_secs_f64());
             bail!(
                 "{} ran longer than its limit of {limit} s and was killed{words}",
                 self.name
@@ -348,10 +348,6 @@ impl Output {
         let (status, said) = (self.status, self.stderr.trim());
         ensure!(status.success(), "{what} ended with {status}: {said}");
         self.json().with_context(|| what.to_owned())
-    }
-
-    fn last_words(&self) -> String {
-        last_words(&self.stderr)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::bed::{Bed, BedConfig, Host, Impairments, Launch, Port, Program};
+use crate::bed::{Bed, BedConfig, Host, Impairments, Launch, Port};
 use crate::machine::{command_line, revision, two_cores};
 use crate::workspace::Programs;
 
@@ -138,9 +138,7 @@ pub fn between(bed: &Bed, programs: &Programs, mut words: Vec<String>) -> Result
     let serve = |host: &Host, core: usize| {
         let (core, address) = (core.to_string(), format!("{}:7170", host.address()));
         let serve = launch().args(["serve", "--core", &core, "--from-anyone", "--bind", &address]);
-        let mut server = host.spawn(serve)?;
-        server.await_text("ready")?;
-        Ok::<Program, anyhow::Error>(server)
+        host.spawn_until(serve, "ready")
     };
     let others = bed.senders().into_iter().skip(1);
     let mut servers = vec![serve(bed.right(), far)?];

@@ -42,8 +42,7 @@ fn transfer(programs: &Programs, content: &Content) -> Result<Value> {
     let sender = sender(content, programs, INTERFACE, &to);
     println!("receiver   {}", receiver.command_line());
     println!("sender     {}", sender.command_line());
-    let mut receiver = bed.right().spawn(receiver)?;
-    receiver.await_text("listening on")?;
+    let receiver = bed.right().spawn_until(receiver, "listening on")?;
     let sent = bed
         .left()
         .spawn(sender)?

@@ -145,8 +145,8 @@ fn run_one(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, tally: &mut T
     };
     let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
     let read = if plan.is_read { "--read" } else { "" };
-    let mut receiver = bed.right().spawn(launch(receiving, read.to_owned()))?;
-    receiver.await_text("ready")?;
+    let receiver = launch(receiving, read.to_owned());
+    let receiver = bed.right().spawn_until(receiver, "ready")?;
     let options = format!("--to {to} --delivery {} --patience {PATIENCE_S}", plan.delivery);
     let sent = bed.left().spawn(launch(sending, options))?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
@@ -309,8 +309,8 @@ mod tests {
             ..Plan::new(1)
         };
         let fates = |other, fates| json!([{"address": other, "life": 0, "fates": fates}]);
-        let sent = json!({"address": "a", "to": fates("b", "dii"), "counters": {"messages_sent": 1, "messages_failed": 2,
-            "data_packets_sent": 40, "fragments_resent": 2}});
+        let sent = json!({"address": "a", "to": fates("b", "dii"), "counters": {"messages_sent": 1,
+            "messages_failed": 2, "data_packets_sent": 40, "fragments_resent": 2}});
         let received = json!({"address": "b", "from": fates("a", "wpi"), "faults": [], "read": {"early_bytes": 0},
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
             "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1,

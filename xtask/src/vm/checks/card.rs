@@ -142,8 +142,7 @@ pub(super) fn lm_bench_compare(
         launch.time_limit(limit)
     };
     let line = format!("serve --core 1 --from-anyone --bind {to}:7170");
-    let mut server = bed.right().spawn(lm_bench(&line))?;
-    server.await_text("ready")?;
+    let server = bed.right().spawn_until(lm_bench(&line), "ready")?;
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "lm-bench")?;
     let file = folder.join("report.json");
     let launch = lm_bench(&format!("compare {to} --core 0 {options} --json")).arg(&file);

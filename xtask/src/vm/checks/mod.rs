@@ -57,13 +57,14 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
             Check {
                 name: "boot",
                 run: cards::boot,
-                about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
+                about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked \
+                    for",
             },
             Check {
                 name: "bind-zerocopy",
                 run: cards::bind_zerocopy,
-                about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over memory in huge \
-            pages",
+                about: "an endpoint's sockets, one on each queue, are in zero-copy mode by XDP_OPTIONS, over \
+                    memory in huge pages",
             },
         ],
     ),
@@ -83,64 +84,68 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
             Check {
                 name: "overlay",
                 run: overlay::check,
-                about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory \
-            is",
+                about: "a message into a landing zone in zero-copy mode, and after each packet what every \
+                    byte of the memory is",
             },
             Check {
                 name: "transfer-copies",
                 run: copies::check_transfer,
-                about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' \
-            ends alone",
+                about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at \
+                    huge pages' ends alone",
             },
             Check {
                 name: "sizes",
                 run: streams::sizes,
-                about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and \
-            4096: every byte",
+                about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of \
+                    16, 256 and 4096: every byte",
             },
             Check {
                 name: "foreign",
                 run: streams::foreign,
-                about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
+                about: "the same while foreign packets come to the landing queue: with the same hash, \
+                    VLAN-tagged, over-long",
             },
             Check {
                 name: "ipfrag",
                 run: fragments::check,
-                about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
+                about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; \
+                    refused without",
             },
             Check {
                 name: "finality",
                 run: streams::finality,
-                about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on \
-            coming",
+                about: "delivered messages are kept, and none of their bytes changes while messages and \
+                    foreign packets go on coming",
             },
             Check {
                 name: "reading",
                 run: streams::reading,
-                about: "messages are read while they arrive, every byte, and a file's pass while they are read at one end and \
-            written at the other",
+                about: "messages are read while they arrive, every byte, and a file's pass while they are \
+                    read at one end and written at the other",
             },
             Check {
                 name: "repair",
                 run: streams::repair,
-                about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message \
-            accounted for",
+                about: "loss, duplication, reordering and corruption on the way: every delivered byte is \
+                    right, every message accounted for",
             },
             Check {
                 name: "stalled",
                 run: stall::check,
-                about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; \
-            every byte",
+                about: "a sender is stopped in the middle of a message: another one gets its place, and it \
+                    goes on without; every byte",
             },
             Check {
                 name: "rebind",
                 run: ends::rebind,
-                about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
+                about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on \
+                    the card",
             },
             Check {
                 name: "refusals",
                 run: refusals::cards,
-                about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
+                about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto \
+                    copies and says so",
             },
         ],
     ),
@@ -165,12 +170,14 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
             Check {
                 name: "abort",
                 run: ends::abort,
-                about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
+                about: "senders are killed in the middle of a message: the next one gets through, and memory \
+                    does not grow",
             },
             Check {
                 name: "takeover",
                 run: ends::takeover,
-                about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
+                about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as \
+                    it was",
             },
             Check {
                 name: "kernel-traffic",
@@ -180,7 +187,8 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
             Check {
                 name: "bare",
                 run: bare::check,
-                about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
+                about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and \
+                    a stream",
             },
         ],
     ),
@@ -190,8 +198,8 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
         &[Check {
             name: "shared",
             run: shared::check,
-            about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do its work; \
-            where not, interrupts",
+            about: "where one NAPI instance receives and sends for a queue, the calls that wake the driver do \
+                its work; where not, interrupts",
         }],
     ),
     (
@@ -200,8 +208,8 @@ pub const TABLE: &[(List, &[Device], &[Check])] = &[
         &[Check {
             name: "waits",
             run: waits::check,
-            about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and not: none \
-            waits for a timer",
+            about: "round trips of LM from 64 bytes to 64 KiB, polling and sleeping, interrupts held back and \
+                not: none waits for a timer",
         }],
     ),
 ];

@@ -87,8 +87,7 @@ impl Pair {
     pub(super) fn start_receiver(&self, launch: Launch, ready: &str) -> Result<Program> {
         await_detached(self.bed.right())?;
         await_link(&self.bed)?;
-        let mut receiver = self.bed.right().spawn(launch)?;
-        receiver.await_text(ready)?;
+        let receiver = self.bed.right().spawn_until(launch, ready)?;
         // The gate made the card begin anew.
         await_link(&self.bed)?;
         Ok(receiver)

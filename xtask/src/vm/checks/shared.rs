@@ -64,8 +64,7 @@ fn beside_a_socket(pair: &Pair) -> Result<()> {
     std::fs::write(BUSY_READ, "20").context(BUSY_READ)?;
     let mut ends = Ends::round_trips("udp-blocking", 64, SOCKET_ROUND_TRIPS, 4.0);
     ends.port = SOCKET_PORT;
-    let mut answering = bed.right().spawn(lm_bench(ends.far(), 1))?;
-    answering.await_text("ready")?;
+    let answering = bed.right().spawn_until(lm_bench(ends.far(), 1), "ready")?;
     let asked = bed.left().spawn(lm_bench(ends.near(), 0))?.finish()?.json()?;
     std::fs::write(BUSY_READ, "0").context(BUSY_READ)?;
     answering.stop()?;

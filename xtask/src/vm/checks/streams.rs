@@ -161,9 +161,7 @@ impl Stream {
         let mut flood = None;
         if self.foreign {
             let port = sender.await_line("fragments leave from port ")?;
-            let mut running = self.flood(pair, &port)?;
-            running.await_text("ready")?;
-            flood = Some(running);
+            flood = Some(self.flood(pair, &port)?);
         }
         if pair.spoil == Some(Spoil::Message) && self.hold > 0 {
             await_stream(pair, &mut sender)?;
@@ -218,7 +216,8 @@ impl Stream {
             self.mtu
         );
         let launch = Launch::new("sh").args(["-euc", FLOOD, INTERFACE]);
-        left.spawn(launch.args(line.split(' ')).time_limit(Duration::from_secs(120)))
+        let launch = launch.args(line.split(' ')).time_limit(Duration::from_secs(120));
+        left.spawn_until(launch, "ready")
     }
 }
 

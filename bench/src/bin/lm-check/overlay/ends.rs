@@ -204,8 +204,8 @@ impl Link {
                 "was not sent"
             };
             format!(
-                "a packet of {len} bytes {what} within {seconds} s; are the interfaces connected, and does queue {queue} \
-                    receive? {:?}",
+                "a packet of {len} bytes {what} within {seconds} s; are the interfaces connected, and does \
+                    queue {queue} receive? {:?}",
                 xsk.statistics()
             )
         };
