@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{Admission, AdmissionConfig, ClusterKey, Counters, EndpointConfig, IdleStrategy};
-use xtask::bed::{BedConfig, Host, INTERFACE, Launch, Side, ip};
+use xtask::bed::{BedConfig, Host, INTERFACE, Launch, ip};
 
-use crate::bed::{Daemon, Hosts, arguments, beside, unpin, words};
+use crate::bed::{Daemon, Hosts, Side, arguments, beside, unpin, words};
 use crate::forger::Forger;
 use crate::program::as_user;
 use crate::traffic::{Alone, Flag, check, open};

@@ -1,5 +1,6 @@
 //! Two hosts with a daemon each.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lm_admission::daemon::status::{InterfaceStatus, Status};
 use rustix::process::Signal;
-use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Output, Program, Side};
+use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Output, Program};
 
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -40,6 +41,22 @@ pub(crate) fn beside<T, U: Send>(
         drop(ending);
         (done, other.join().unwrap())
     })
+}
+
+/// The two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+impl Side {
+    pub(crate) const fn address(self) -> Ipv4Addr {
+        match self {
+            Side::Left => Ipv4Addr::new(198, 18, 0, 1),
+            Side::Right => Ipv4Addr::new(198, 18, 0, 2),
+        }
+    }
 }
 
 /// Two hosts, a key, and a folder for sockets.

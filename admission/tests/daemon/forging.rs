@@ -17,9 +17,9 @@ use lm_dataplane::{
 use lm_protocol::control::Grant;
 use lm_protocol::wire::ipv4;
 use lm_protocol::wire::lm::{LmHeader, Trailer};
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Daemon, Hosts, PATIENCE, wait_until};
+use crate::bed::{Daemon, Hosts, PATIENCE, Side, wait_until};
 use crate::program::{Client, MEMORY_LEN, grant, memory};
 
 /// Users of the receiver and of who is after its session.

@@ -6,9 +6,8 @@ use lm_dataplane::ipc::*;
 use lm_protocol::admission::PROMISE;
 use lm_protocol::control::{ControlMessage, RejectReason, Request};
 use lm_protocol::geometry::Wire;
-use xtask::bed::Side;
 
-use crate::bed::{Hosts, wait_until};
+use crate::bed::{Hosts, Side, wait_until};
 use crate::program::{Client, grant};
 
 fn at(hosts: &Hosts, side: Side, port: u16) -> SocketAddrV4 {

@@ -16,9 +16,9 @@ use rustix::net::{
     AddressFamily, Protocol, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
 };
 use rustix::process::Signal;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Daemon, Hosts, PATIENCE, wait_until, words};
+use crate::bed::{Daemon, Hosts, PATIENCE, Side, wait_until, words};
 use crate::neighbours::Bpffs;
 use crate::program::{Client, as_user};
 use crate::smoothing::open_as;

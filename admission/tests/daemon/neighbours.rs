@@ -7,9 +7,9 @@ use std::process::Command;
 
 use lm_dataplane::ipc::*;
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Hosts, one_line, wait_until};
+use crate::bed::{Hosts, Side, one_line, wait_until};
 use crate::program::{Client, MEMORY_LEN, as_user, memory, udp};
 use crate::smoothing::tc;
 

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use lm_dataplane::ipc::*;
 use lm_protocol::admission::PROMISE;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Hosts, wait_until};
+use crate::bed::{Hosts, Side, wait_until};
 use crate::program::Client;
 
 fn receiver_at(hosts: &Hosts) -> SocketAddrV4 {

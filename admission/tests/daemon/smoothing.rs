@@ -14,9 +14,9 @@ use lm_dataplane::{
 use lm_protocol::smoother::{Credits, Parameters};
 use lm_realtime::{RealTime, RtSocket, SendOptions, SocketConfig, monotonic};
 use rustix::process::Signal;
-use xtask::bed::{Host, INTERFACE, Side};
+use xtask::bed::{Host, INTERFACE};
 
-use crate::bed::{Daemon, Hosts, beside, wait_until};
+use crate::bed::{Daemon, Hosts, Side, beside, wait_until};
 use crate::program::{Client, EXTREMES, Words, as_user};
 
 const USER: u32 = 2001;

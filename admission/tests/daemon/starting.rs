@@ -4,9 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
-use xtask::bed::Side;
 
-use crate::bed::{Hosts, wait_until};
+use crate::bed::{Hosts, Side, wait_until};
 use crate::program::Client;
 
 fn replace(arguments: &mut [String], name: &str, value: &str) {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lm_dataplane::ipc::*;
 use lm_dataplane::memory::Mapping;
-use xtask::bed::{INTERFACE, Side};
+use xtask::bed::INTERFACE;
 
-use crate::bed::{Hosts, wait_until};
+use crate::bed::{Hosts, Side, wait_until};
 use crate::program::{Client, EXTREMES, MEMORY_LEN, Words, memory, udp};
 
 #[test]

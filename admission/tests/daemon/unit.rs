@@ -8,9 +8,9 @@ use std::process::Command;
 use lm_dataplane::SharedSmoother;
 use lm_dataplane::ipc::{Call, Reply, Role};
 use rustix::process::Signal;
-use xtask::bed::{INTERFACE, Launch, Program, Side};
+use xtask::bed::{INTERFACE, Launch, Program};
 
-use crate::bed::{Hosts, copy_program, wait_until};
+use crate::bed::{Hosts, Side, copy_program, wait_until};
 use crate::program::Client;
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lm-admissiond.service");

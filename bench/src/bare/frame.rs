@@ -27,19 +27,25 @@ pub(super) fn turn_around(packet: &mut [u8; HEADER_LEN]) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use lm_protocol::wire::ethernet::MacAddr;
     use lm_protocol::wire::ipv4::checksum;
 
     use super::*;
 
     #[test]
     fn header_checksum_is_valid_both_ways() {
-        let ends = ToArgs {
-            to: Ipv4Addr::new(10, 0, 0, 2),
-            to_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            from: Ipv4Addr::new(10, 0, 0, 1),
-            from_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        let ends = Addressing {
+            src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            vlan: None,
+            src_ip: Ipv4Addr::new(10, 0, 0, 1),
+            dst_ip: Ipv4Addr::new(10, 0, 0, 2),
+            src_port: 7200,
+            dst_port: 7200,
         };
-        let mut packet = headers(&ends.ends(7200), 1472);
+        let mut packet = headers(&ends, 1472);
         assert_eq!(
             checksum(&packet[14..34]),
             0,

@@ -294,6 +294,12 @@ impl Bed {
         self.between.as_ref().filter(|_| self.config.with_box)
     }
 
+    /// Has the switch bring everything for the receiver to one of its queues.
+    pub fn steer_to_receiver(&self, queue: u32) -> Result<()> {
+        let switch = self.switch().context("a bed without a switch")?;
+        switch::steer(switch, self.right(), queue, self.config.queues)
+    }
+
     fn switch(&self) -> Option<&Host> {
         self.between.as_ref().filter(|_| !self.config.with_box)
     }
