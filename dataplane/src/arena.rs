@@ -15,6 +15,9 @@
 /// transmit completion can be looked up by page number.
 pub(crate) const PAGE_LEN: u64 = 4096;
 
+/// Shared regions for which there is room without more memory: the one in use, and those of which messages are still read.
+pub(crate) const SHARED_ROOM: usize = 16;
+
 /// A run of free bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
@@ -29,6 +32,20 @@ struct Hold {
     start: u64,
     /// Its length, once it was given back.
     returned: Option<u64>,
+}
+
+/// A region that several lie in: it is free when the last of them is gone.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    start: u64,
+    len: u64,
+    users: u32,
+}
+
+impl Shared {
+    fn has(&self, start: u64) -> bool {
+        (self.start..self.start + self.len).contains(&start)
+    }
 }
 
 /// Rounds `len` up to whole pages.
@@ -46,6 +63,7 @@ pub(crate) struct Arena {
     live_max: usize,
     /// Regions that somebody reads beside who took them.
     holds: Vec<Hold>,
+    shared: Vec<Shared>,
     /// Start and length of every region given back, if a test asked for that.
     #[cfg(test)]
     pub(crate) journal: Option<Vec<(u64, u64)>>,
@@ -67,6 +85,7 @@ impl Arena {
             live: 0,
             live_max,
             holds: Vec::new(),
+            shared: Vec::with_capacity(SHARED_ROOM),
             #[cfg(test)]
             journal: None,
         }
@@ -82,16 +101,25 @@ impl Arena {
         self.len
     }
 
-    /// Regions taken and not given back.
+    /// Regions taken and not given back, but for shared ones.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn live(&self) -> usize {
-        self.live
+        self.live - self.shared.len()
     }
 
-    /// Whether everything is free, and one piece.
+    /// Regions that several lie in.
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> usize {
+        self.shared.len()
+    }
+
+    /// Whether everything is free, and one piece, but for shared regions with one user.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn is_whole(&self) -> bool {
-        self.free.len() <= 1 && self.free.iter().map(|gap| gap.len).sum::<u64>() == self.len
+        let kept = self.shared.iter().filter(|shared| shared.users == 1);
+        let kept_len: u64 = kept.map(|shared| pages_len(shared.len)).sum();
+        self.free.len() <= 1 + self.shared.len()
+            && self.free.iter().map(|gap| gap.len).sum::<u64>() + kept_len == self.len
     }
 
     /// Start and length of every free run.
@@ -132,6 +160,23 @@ impl Arena {
         Some(start)
     }
 
+    /// Whether a region of `len` bytes can be had.
+    pub(crate) fn fits(&self, len: u64) -> bool {
+        self.live < self.live_max && self.free.iter().any(|gap| gap.len >= pages_len(len))
+    }
+
+    /// The region at `start`, which has one user, may have others.
+    pub(crate) fn share(&mut self, start: u64, len: u64) {
+        let users = 1;
+        self.shared.push(Shared { start, len, users });
+    }
+
+    /// The shared region around `start` has one more user, which gives `start` back.
+    pub(crate) fn join(&mut self, start: u64) {
+        let around = self.shared.iter_mut().find(|shared| shared.has(start));
+        around.expect("a region that is shared").users += 1;
+    }
+
     /// The region at `start` is not free before the reader `id` lets it go, whoever gives it back; what it held before is free of it.
     pub(crate) fn hold(&mut self, id: u64, start: u64) {
         self.let_go(id);
@@ -170,6 +215,14 @@ impl Arena {
     pub(crate) fn free(&mut self, start: u64, len: u64) {
         if !self.holds.is_empty() && self.returned(start, len) {
             return;
+        }
+        let (mut start, mut len) = (start, len);
+        if let Some(at) = self.shared.iter().position(|shared| shared.has(start)) {
+            self.shared[at].users -= 1;
+            if self.shared[at].users > 0 {
+                return;
+            }
+            Shared { start, len, .. } = self.shared.swap_remove(at);
         }
         let len = pages_len(len.max(1));
         assert!(

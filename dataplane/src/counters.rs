@@ -158,6 +158,12 @@ pub struct Counters {
     pub fragments_one_copy: u64,
     /// Messages that were copied out of their landing zone, since packets were lost that were to use it up.
     pub messages_copied_out: u64,
+    /// Messages that came unannounced, and their sender asked nothing first.
+    pub messages_ahead: u64,
+    /// Those of them whose fragments were copied: a region of slots ended, or a packet was lost before them.
+    pub messages_ahead_copied: u64,
+    /// Times that there was no memory for such messages beside what the longest one needs: they were announced.
+    pub open_refused: u64,
     /// Packets received on the general channel, dropped ones included.
     pub general_packets: u64,
     /// Packets that came through the kernel's data socket, dropped ones included.
@@ -224,6 +230,7 @@ impl Counters {
         self.landing_packets += arrivals.landed;
         self.drops.fragment_stale += arrivals.stale;
         self.drops.landing_discarded += arrivals.discarded;
+        self.open_refused += arrivals.open_refused;
     }
 
     /// Adds what a landing session did about losses.
@@ -241,6 +248,8 @@ impl Counters {
         self.drops.fragment_corrupt += repair.corrupt;
         self.drops.manifest_contradictory += repair.contradictory;
         self.manifests_requested += repair.manifests;
+        self.messages_ahead += repair.ahead;
+        self.messages_ahead_copied += repair.ahead_copied;
     }
 
     /// Everything that went wrong, by name: drops and violations.

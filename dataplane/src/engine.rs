@@ -126,10 +126,15 @@ impl<P: Port> Engine<P> {
         self.poll_queues();
         let packets = self.receive_general(now_ns);
         work += packets;
-        if self.answers_first(packets, now_ns) {
+        if packets > 0 && self.answers_first(now_ns) {
             return work;
         }
-        work += self.receive_landing(now_ns);
+        let fragments = self.receive_landing(now_ns);
+        work += fragments;
+        if fragments > 0 && self.answers_first(now_ns) {
+            return work;
+        }
+        self.small.stream.takes_time();
         work += self.look_at_sockets(now_ns);
         self.tick_handlers(now_ns);
         self.care(now_ns);
@@ -151,10 +156,8 @@ impl<P: Port> Engine<P> {
 
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
     /// application's answer.
-    fn answers_first(&mut self, packets: usize, now_ns: u64) -> bool {
-        self.small
-            .stream
-            .hurries(packets > 0 && self.told.has_message(), now_ns)
+    fn answers_first(&mut self, now_ns: u64) -> bool {
+        self.told.has_message() && self.small.stream.hurries(now_ns)
     }
 
     /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
@@ -162,8 +165,10 @@ impl<P: Port> Engine<P> {
     pub(crate) fn linger(&mut self) {
         let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
         let is_idle = !lands && self.sending.is_idle() && !self.small.stream.is_hot();
+        let expects_ahead = |landing: &&mut LandingSide<P::Rx>| landing.sessions.entries.standing() > 0;
+        let landing = self.landing.as_mut().filter(expects_ahead);
         match is_idle && self.small.queue().is_some() {
-            true => self.small.linger(),
+            true => self.small.linger(landing.map(|landing| &mut landing.rx)),
             false => std::hint::spin_loop(),
         }
     }
@@ -243,8 +248,9 @@ impl<P: Port> Engine<P> {
         if landing.sessions.is_empty() && self.fixed.caps.witness {
             return 0;
         }
-        let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
-        let burst = match sessions.receive(rx, self.memory.umem(), RECEIVE_BURST, now_ns) {
+        let (sessions, rx, mut memory) = landing.with_memory();
+        let (umem, memory) = (self.memory.umem(), &mut memory);
+        let burst = match sessions.receive(rx, (umem, memory), RECEIVE_BURST, now_ns) {
             Ok(burst) => burst,
             Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.
@@ -325,6 +331,9 @@ impl<P: Port> Engine<P> {
                     missing,
                     latency_ns: now_ns.saturating_sub(landed.announced_ns),
                 };
+                if inbound.is_exchange() {
+                    self.small.stream.message_came();
+                }
                 let placing = landing.placing.as_mut().filter(|_| landed.zone.placed);
                 match placing {
                     None => self.told.received(message),
@@ -337,6 +346,7 @@ impl<P: Port> Engine<P> {
             self.counters.restored_bytes += edges.restored_bytes;
             self.counters.page_end_fragments += edges.page_ends;
         }
+        self.take_credits_behind(now_ns);
     }
 
     /// Stage 5.

@@ -31,7 +31,7 @@ impl FragmentDigests {
     }
 
     fn first_of(&self, memory: u64) -> usize {
-        ((memory - self.arena_start) / PAGE_LEN * DIGESTS_PER_PAGE) as usize
+        ((memory - self.arena_start) / u64::from(PAYLOAD_LEN_MIN)) as usize
     }
 
     /// Keeps the digest of fragment `index` of the message whose memory begins at UMEM address `memory`.

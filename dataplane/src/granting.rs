@@ -5,7 +5,10 @@ use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use lm_protocol::control::{CAPABILITY_STREAMS, ControlMessage, Ended, RejectReason, Request};
+use lm_protocol::control::{
+    CAPABILITY_AHEAD, CAPABILITY_STREAMS, ControlMessage, Ended, RejectReason, Request,
+};
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::landing::SessionAdmission;
@@ -314,6 +317,10 @@ impl<P: Port> Engine<P> {
             delivery: request.delivery,
             integrity,
             tells_windows: request.capabilities & CAPABILITY_STREAMS != 0,
+            goes_ahead: request.capabilities & CAPABILITY_AHEAD != 0
+                && granted.layout.wire() == Wire::Lm
+                && request.delivery == Delivery::Reliable
+                && integrity.has_digests(),
             admission,
         }
     }

@@ -54,6 +54,7 @@ mod entries;
 mod evidence;
 mod held;
 mod inbound;
+mod open;
 mod order;
 mod pairing;
 mod placed;
@@ -72,7 +73,7 @@ mod violation;
 mod zero_copy;
 mod zones;
 
-pub(crate) use arriving::{GivenUp, Landed, Zone};
+pub(crate) use arriving::{About, GivenUp, Landed, Zone};
 pub(crate) use care::Datagram;
 pub(crate) use counts::{ArrivalCounters, RepairCounters};
 pub(crate) use entries::FOREIGN_LEN_MAX;

@@ -113,6 +113,8 @@ impl<R: RxQueue> LandingSide<R> {
             arena: &mut self.arena,
             placing: self.placing.as_deref_mut(),
             registered_len: self.registered_len,
+            // Who reads a message while it arrives is told when it is announced.
+            opens: self.watching.peers.is_empty(),
         };
         (&mut self.sessions, &mut self.rx, memory)
     }

@@ -35,11 +35,13 @@ pub(crate) enum Mutant {
     SentMemoryFreed,
     /// A small message that comes again is taken again.
     TakenTwice,
+    /// A message that comes unannounced claims entries that are not in one piece.
+    ClaimedAcross,
 }
 
 #[cfg(test)]
 impl Mutant {
-    /// All of them.
+    /// All that any traffic shows.
     pub(crate) const ALL: [Mutant; 6] = [
         Mutant::ZoneFreedEarly,
         Mutant::LowestUnheld,

@@ -5,6 +5,7 @@
 //! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
 //! entries posted) and the number of packets in flight bound what is sent.
 
+mod ahead;
 mod announcing;
 mod digests;
 mod outgoing;
@@ -25,7 +26,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{Credit, LmHeader};
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
@@ -67,6 +68,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) plain: bool,
     /// Messages may be announced and sent before they are whole.
     pub(crate) takes_streams: bool,
+    /// Short messages may leave unannounced, within credit.
+    pub(crate) goes_ahead: bool,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
     /// UDP source port of fragments; `None`: our data port.
@@ -98,6 +101,8 @@ pub(crate) struct Outbound {
     /// Announcements sent, and those that the receiver confirmed.
     pub(crate) announced: u32,
     pub(crate) announced_confirmed: u32,
+    /// The number after that of the last message that left unannounced, or will.
+    ahead_to: u32,
     /// What the last one said of packets sent.
     announced_sent: u32,
     pub(crate) digests: DigestsToTell,
@@ -113,6 +118,9 @@ pub(crate) struct Outbound {
     /// When the receiver last allowed or confirmed something new, and how often it was asked since.
     progress_ns: u64,
     asked: u32,
+    /// What the next message's facts say of the peer's session, and what those of the last one said that left since.
+    pub(crate) credit_behind: Credit,
+    pub(crate) credit_left: Credit,
     /// An announcement is due although no message is new (retransmission, keepalive).
     pub(crate) announce_due: bool,
     /// Since when it is known to be over, and not of how many messages the receiver had heard.
@@ -142,6 +150,7 @@ impl Outbound {
             next_number: terms.first_message,
             announced: terms.first_message,
             announced_confirmed: terms.first_message,
+            ahead_to: terms.first_message,
             announced_sent: 0,
             digests: DigestsToTell::new(terms.key, terms.first_message),
             sent_packets: 0,
@@ -153,6 +162,8 @@ impl Outbound {
             asked: 0,
             last_announce_ns: now_ns,
             heard_ns: now_ns,
+            credit_behind: Credit::default(),
+            credit_left: Credit::default(),
             announce_due: false,
             over_ns: None,
         }
@@ -173,12 +184,24 @@ impl Outbound {
         &mut self,
         table: &mut OutgoingTable,
         addressing: &Addressing,
-        memory: (Released, u64, Geometry, u64),
+        (released, start, geometry, len): (Released, u64, Geometry, u64),
         about: (u64, Words),
         token: SendToken,
         now_ns: u64,
     ) {
-        let outgoing = self.outgoing(addressing, memory, about, token, now_ns);
+        let ahead = match about.1.as_bytes() {
+            [] => self.ahead_of(table, &released, len),
+            // Opaque bytes are in announcements alone.
+            _ => None,
+        };
+        let memory = (released, start, ahead.unwrap_or(geometry), len);
+        let mut outgoing = self.outgoing(addressing, memory, about, token, now_ns);
+        if ahead.is_some() {
+            outgoing.has_facts = true;
+            self.digests.has_left(self.next_number);
+            self.announced = self.next_number.wrapping_add(1);
+            self.ahead_to = self.announced;
+        }
         self.next_number = self.next_number.wrapping_add(1);
         self.queue.push_back(table.insert(outgoing));
     }
@@ -212,6 +235,7 @@ impl Outbound {
             missing: None,
             declined: None,
             digest: None,
+            has_facts: false,
         }
     }
 
@@ -254,7 +278,7 @@ impl Outbound {
             false => serial::distance(self.sent_packets, self.limit).max(0) as u32,
         };
         let allowed = budget.min(credit);
-        if allowed == 0 || self.sending == self.queue.len() {
+        if allowed == 0 || self.sending == self.queue.len() || self.awaits_confirmation() {
             return repaired;
         }
         let allowed = allowed.min(way.channel.room(Class::Bulk));
@@ -274,9 +298,15 @@ impl Outbound {
                     break;
                 }
                 outgoing.channel = self.terms.channel;
+                if outgoing.has_facts {
+                    let sent = self.sent_packets.wrapping_add(packets);
+                    self.credit_left = std::mem::take(&mut self.credit_behind);
+                    let about = (self.terms.key, sent, self.credit_left);
+                    outgoing.write_facts(about, digests, way.umem, &self.digests.hasher);
+                }
             }
+            let has_digests = self.terms.integrity.has_digests() && !outgoing.has_facts;
             while outgoing.position < end && packets + way.more_pieces < allowed {
-                let has_digests = self.terms.integrity.has_digests();
                 let hasher = &self.digests.hasher;
                 let (run, each) = outgoing.put_run(
                     self.terms.window,
@@ -300,16 +330,19 @@ impl Outbound {
                 };
                 bytes += u64::from(len);
                 packets += 1;
-                if self.terms.integrity.has_digests() {
+                if has_digests {
                     outgoing.note_digest(index, digests, way.umem, &self.digests.hasher);
                 }
                 outgoing.position += 1;
             }
             if outgoing.position == count {
-                if self.terms.integrity.has_digests() {
+                if has_digests {
                     outgoing.note_message_digest(digests, self.terms.key);
                 }
                 self.sending += 1;
+                if self.awaits_confirmation() {
+                    break;
+                }
             } else if outgoing.position == end {
                 // It waits for its writer, and those behind it do.
                 break;
@@ -406,6 +439,7 @@ impl Outbound {
         !self.repairs.is_empty()
             || (self.sending < self.queue.len()
                 && self.stall.is_none()
+                && !self.awaits_confirmation()
                 && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)))
     }
 
@@ -462,6 +496,9 @@ impl Outbound {
         if serial::precedes(self.limit, limit) || serial::precedes(self.delivered, delivered) {
             self.progress_ns = now_ns;
             self.asked = 0;
+        } else if serial::at_or_before(announced, self.announced_confirmed) {
+            // It says nothing new: of what left unannounced the first packet was lost.
+            self.announce_due |= serial::precedes(self.announced_confirmed, self.ahead_to);
         }
         self.limit = serial::later(self.limit, limit);
         let before = self.delivered;

@@ -5,7 +5,9 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_protocol::admission::{Decision, Outcome as Admitted, Ticket};
-use lm_protocol::control::{CAPABILITY_STREAMS, Ended, Grant, Request};
+use lm_protocol::control::{CAPABILITY_AHEAD, CAPABILITY_STREAMS, Ended, Grant, Request};
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::Wire;
 
 use crate::applying::{Consequence, Due};
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN, messages_in_flight};
@@ -31,7 +33,7 @@ impl<P: Port> Engine<P> {
             window: options.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             uncompleted_max: self.fixed.caps.tx_bound,
-            capabilities: CAPABILITY_STREAMS,
+            capabilities: CAPABILITY_STREAMS | CAPABILITY_AHEAD,
             delivery: options.delivery_in_session(),
             integrity: self.fixed.integrity,
             lands: !options.one_copy,
@@ -163,6 +165,7 @@ impl<P: Port> Engine<P> {
                 return Err(error);
             }
         };
+        let integrity = self.integrity_of(layout.wire(), grant.session_key);
         let terms = OutboundTerms {
             key: grant.session_key,
             layout,
@@ -172,11 +175,15 @@ impl<P: Port> Engine<P> {
             messages_in_flight: messages_in_flight(options.messages_in_flight, &layout),
             max_message_len: grant.max_message_len,
             delivery: options.delivery_in_session(),
-            integrity: self.integrity_of(layout.wire(), grant.session_key),
+            integrity,
             lease_ns: u64::from(grant.lease_ms) * 1_000_000,
             channel,
             plain: false,
             takes_streams: grant.capabilities & CAPABILITY_STREAMS != 0,
+            goes_ahead: grant.capabilities & CAPABILITY_AHEAD != 0
+                && layout.wire() == Wire::Lm
+                && options.delivery_in_session() == Delivery::Reliable
+                && integrity.has_digests(),
             repeats_apart: grant.repeats_apart,
             landing_port: grant.landing_port,
             rate: options.rate,

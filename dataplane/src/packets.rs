@@ -11,7 +11,7 @@ use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROO
 use lm_protocol::geometry::Wire;
 use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
+use lm_protocol::wire::lm::{AnnounceEntry, Credit, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
 use lm_protocol::wire::lm::{
     LmHeader, MissingRange, TYPE_REALTIME, TYPE_WINDOWS, UnwholeMessage, parse_packet,
 };
@@ -22,7 +22,7 @@ use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::handlers::Arrived;
-use crate::landing::{Datagram, Untaken};
+use crate::landing::{About, Datagram, Untaken};
 use crate::looks::DATAGRAMS_PER_LOOK;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
@@ -429,11 +429,19 @@ impl<P: Port> Engine<P> {
                         }
                     };
                 }
-                let words = Words::new(opaque).unwrap_or(Words::NONE);
-                inbound.announce(number, (entry.len, entry.tag, words), release, now_ns)
+                let about = About {
+                    len: entry.len,
+                    tag: entry.tag,
+                    words: Words::new(opaque).unwrap_or(Words::NONE),
+                    has_facts: entry.has_facts,
+                };
+                inbound.announce(number, &about, release, now_ns)
             });
         inbound.heard_sender(now_ns);
         let believed = inbound.claimed(sent, now_ns);
+        if taken == Err(Untaken::Early) && inbound.terms.goes_ahead {
+            inbound.told.is_unknown();
+        }
         inbound.told.asked |= repeated;
         for known in MessageDigest::iter(payload, entries) {
             inbound.told.asked |= !inbound.care().take_digest(known);
@@ -476,21 +484,44 @@ impl<P: Port> Engine<P> {
             self.reject_for(key, Fault::Key, from);
             return;
         };
-        peer.heard_ns = now_ns;
         // What of them needs not be sent is known before it is looked at whether that can be.
         for unwhole in UnwholeMessage::iter(payload, delivered) {
             outbound.unwhole(&mut self.sending.outgoing, unwhole);
         }
-        let credit = (limit, delivered, announced);
+        match self.credited(index, (limit, delivered, announced), lands, now_ns) {
+            true => self.counters.packets_used += 1,
+            false => self.reject(Fault::Credit, from),
+        }
+    }
+
+    /// The receiver of our session with a peer says what it allows and has. `false`: no receiver says that.
+    fn credited(&mut self, index: u16, credit: (u32, u32, u32), lands: bool, now_ns: u64) -> bool {
+        let peer = self.peers.at(index);
+        peer.heard_ns = now_ns;
+        let Some(outbound) = &mut peer.outbound else {
+            return false;
+        };
         let Ok(settled) = outbound.credit(&mut self.sending.outgoing, credit, now_ns) else {
-            self.reject(Fault::Credit, from);
-            return;
+            return false;
         };
         if !std::mem::replace(&mut outbound.lands, lands) {
             self.counters.messages_one_copy += u64::from(settled);
         }
-        self.counters.packets_used += 1;
         self.settle_outbound(index, None, now_ns);
+        true
+    }
+
+    /// Takes credits that came with messages.
+    pub(crate) fn take_credits_behind(&mut self, now_ns: u64) {
+        while let Some((index, credit)) =
+            (self.landing.as_mut()).and_then(|landing| landing.sessions.next_credit())
+        {
+            let outbound = self.peers.at(index).outbound.as_ref();
+            if outbound.is_some_and(|outbound| credit.session == Credit::session_of(outbound.terms.key)) {
+                let [limit, delivered, announced] = credit.words.map(|word| word.get());
+                self.credited(index, (limit, delivered, announced), true, now_ns);
+            }
+        }
     }
 
     fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {

@@ -7,7 +7,7 @@ use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
 use lm_protocol::serial;
 use lm_protocol::streaming::Writer;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{Facts, LmHeader};
 
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
@@ -84,7 +84,15 @@ impl<P: Port> Engine<P> {
         let geometry = geometry.map_err(|_| LoanError::TooLarge {
             limit: terms.max_message_len,
         })?;
-        let region_len = geometry.tx_region_len();
+        let mut region_len = geometry.tx_region_len();
+        if let Some(with) = terms
+            .goes_ahead
+            .then(|| Facts::geometry(&terms.layout, len))
+            .flatten()
+            && pages_len(with.tx_region_len()) <= self.sending.region_len_max()
+        {
+            region_len = with.tx_region_len();
+        }
         if pages_len(region_len) > self.sending.region_len_max() {
             let strides = self.sending.region_len_max() / geometry.tx_stride().max(1);
             return Err(LoanError::TooLarge {
@@ -188,6 +196,9 @@ impl<P: Port> Engine<P> {
                     token,
                     now_ns,
                 );
+                if outbound.is_leaving() {
+                    self.leave(index, now_ns);
+                }
             }
         }
         Ok(token)
@@ -387,6 +398,7 @@ impl<P: Port> Engine<P> {
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
             takes_streams: false,
+            goes_ahead: false,
             repeats_apart: false,
             landing_port: None,
             rate,

@@ -114,7 +114,9 @@ impl<T: TxQueue> Sending<T> {
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
         }
-        let (most, burst) = self.scheduler.bulk_of_round(small.stream.is_exchange(now_ns));
+        let (most, burst) = self
+            .scheduler
+            .bulk_of_round(small.stream.is_exchange_of_small(now_ns));
         let mut round = Round {
             peers,
             small,

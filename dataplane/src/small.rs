@@ -110,9 +110,10 @@ impl<R: RxQueue> Small<R> {
     }
 
     /// Looks for packets for less than a microsecond.
-    pub(crate) fn linger(&mut self) {
+    pub(crate) fn linger(&mut self, mut landing: Option<&mut R>) {
         for _ in 0..LOOKS_MAX {
-            if self.available(1).is_none_or(|packets| packets > 0) {
+            let has_landed = (landing.as_mut()).is_some_and(|landing| landing.available(1) > 0);
+            if has_landed || self.available(1).is_none_or(|packets| packets > 0) {
                 break;
             }
             std::hint::spin_loop();

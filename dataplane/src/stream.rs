@@ -9,6 +9,8 @@ pub(crate) struct Stream {
     has_come: bool,
     /// When a message last left after another had come.
     answered_ns: Option<u64>,
+    /// What left last was of many fragments.
+    is_long: bool,
     /// Rounds in sequence that did nothing but bring a message of an exchange, and how many there may be.
     hurried: u32,
     hurried_max: u32,
@@ -21,6 +23,7 @@ impl Default for Stream {
             empty_looks: 0,
             has_come: false,
             answered_ns: None,
+            is_long: false,
             hurried: 0,
             hurried_max: Stream::HURRIED_MAX,
         }
@@ -44,6 +47,7 @@ impl Stream {
 
     /// A message leaves; whether it answers one, so that somebody waits for it.
     pub(crate) fn sent(&mut self, now_ns: u64) -> bool {
+        self.is_long = false;
         if std::mem::take(&mut self.has_come) {
             self.answered_ns = Some(now_ns);
         }
@@ -77,11 +81,27 @@ impl Stream {
             && (self.answered_ns).is_some_and(|then| now_ns.saturating_sub(then) < Stream::EXCHANGE_NS)
     }
 
+    /// What leaves now is of many fragments, which go together.
+    pub(crate) fn answers_long(&mut self) {
+        self.is_long = true;
+    }
+
+    /// Whether small messages go to and fro, so that bulk leaves in short bursts.
+    pub(crate) fn is_exchange_of_small(&self, now_ns: u64) -> bool {
+        !self.is_long && self.is_exchange(now_ns)
+    }
+
     /// Whether a round that brought a message has the rest wait: the message is part of an exchange, and its sender waits for the answer.
     #[inline]
-    pub(crate) fn hurries(&mut self, has_message: bool, now_ns: u64) -> bool {
-        let hurries = has_message && self.is_exchange(now_ns) && self.hurried < self.hurried_max;
-        self.hurried = if hurries { self.hurried + 1 } else { 0 };
+    pub(crate) fn hurries(&mut self, now_ns: u64) -> bool {
+        let hurries = self.is_exchange(now_ns) && self.hurried < self.hurried_max;
+        self.hurried += u32::from(hurries);
         hurries
+    }
+
+    /// A round does all that is to be done.
+    #[inline]
+    pub(crate) fn takes_time(&mut self) {
+        self.hurried = 0;
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, UnwholeMessage};
+use lm_protocol::wire::lm::{Credit, EagerAcknowledgement, LmHeader, MessageDigest, UnwholeMessage};
 
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, general_payload_len};
 use crate::eager::EAGER_ACK_EVERY;
@@ -44,6 +44,25 @@ impl<P: Port> Engine<P> {
             let (side, peer) = (self.port.side(), self.peers.at(index));
             (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
         }
+    }
+
+    /// A message leaves unannounced, in the call that sends it, with what its receiver is to be told.
+    pub(crate) fn leave(&mut self, index: u16, now_ns: u64) {
+        self.small.stream.sent(now_ns);
+        self.small.stream.answers_long();
+        let sessions = self.landing.as_ref().map(|landing| &landing.sessions);
+        let is_its = |row: &u8| {
+            sessions
+                .and_then(|sessions| sessions.at(*row))
+                .is_some_and(|inbound| inbound.terms.peer.index == index)
+        };
+        let row = sessions.and_then(|sessions| sessions.taken().find(is_its));
+        if let Some(row) = row {
+            self.give_credit(row, now_ns, false);
+        }
+        let (peers, small, memory) = (&mut self.peers, &mut self.small, &mut self.memory);
+        (self.sending).send_fragments(peers, small, memory, &mut self.counters, now_ns);
+        self.sending.flush();
     }
 
     fn acknowledge_eager(&mut self, now_ns: u64, idle: bool) {
@@ -110,6 +129,17 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.at_mut(row) else {
             return;
         };
+        let session = Credit::session_of(inbound.terms.key);
+        let mut outbound = self.peers.at(inbound.terms.peer.index).outbound.as_mut();
+        if let Some(outbound) = &mut outbound {
+            outbound.credit_behind = Credit::default();
+            let left = std::mem::take(&mut outbound.credit_left);
+            if left.session == session {
+                let [limit, delivered, announced] = left.words.map(|word| word.get());
+                inbound.tell_limit(limit, now_ns);
+                (inbound.told).is_told(limit, delivered, announced, now_ns);
+            }
+        }
         let (accepted, announced) = (inbound.progress.accepted_packets(), inbound.order.announced());
         let delivered = inbound.settled.delivered();
         let told = &mut inbound.told;
@@ -137,6 +167,14 @@ impl<P: Port> Engine<P> {
             || settled >= (inbound.terms.limits.messages_in_flight / 4).max(1)
             || now_ns.saturating_sub(told.changed_ns) >= patience_ns;
         if !due {
+            if let Some(outbound) = outbound
+                && inbound.lands()
+                && inbound.unwhole().next().is_none()
+            {
+                let words = [limit, delivered, announced].map(Into::into);
+                let session = session.into();
+                outbound.credit_behind = Credit { session, words };
+            }
             return;
         }
         // The rest makes the next burst.
@@ -185,20 +223,11 @@ impl<P: Port> Engine<P> {
             None => return,
         };
         let (key, sent) = (outbound.terms.key, outbound.sent_packets());
-        let delivery = outbound.terms.delivery;
         let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
         let room = outbound.general_payload_len().min(payload.len());
         let most = ANNOUNCEMENTS_PER_PACKET.min(end.wrapping_sub(from) as usize);
         let (mut entries, mut len) = (0u32, 0);
-        for (message_len, tag, words, release) in
-            outbound.announcements(&mut self.sending.outgoing, from, most)
-        {
-            let entry = AnnounceEntry {
-                len: message_len,
-                tag,
-                delivery: Some(delivery),
-                windows_released: release.to_u32(),
-            };
+        for (entry, words) in outbound.announcements(&mut self.sending.outgoing, from, most) {
             let Some(written) = entry.write(words.as_bytes(), &mut payload[len..room]) else {
                 break;
             };

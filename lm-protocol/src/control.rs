@@ -67,6 +67,8 @@ const FLAG_ONE_COPY: u8 = 1 << 4;
 
 /// Capability: messages may be announced, and sent, before they are whole ([`crate::streaming`]).
 pub const CAPABILITY_STREAMS: u32 = 1 << 0;
+/// Capability: messages of a few fragments may leave unannounced, with [`Facts`](crate::wire::lm::Facts).
+pub const CAPABILITY_AHEAD: u32 = 1 << 1;
 
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///

@@ -9,10 +9,10 @@ use lm_protocol::control::*;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::integrity::Integrity;
-use lm_protocol::manifest::window_digest;
+use lm_protocol::manifest::{FragmentHasher, window_digest};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::{
-    self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, Trailer, WindowsPacket,
+    self, AnnounceEntry, Credit, EagerAcknowledgement, Facts, LmHeader, MessageDigest, Trailer, WindowsPacket,
 };
 use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
 
@@ -278,18 +278,20 @@ fn bytes_of_announced_messages() {
         tag: 0x1112_1314_1516_1718,
         delivery: Some(Delivery::Partial),
         windows_released: AnnounceEntry::ALL_WINDOWS,
+        has_facts: false,
     };
     let dump = "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 02 00 00 00 ff ff ff ff";
     assert_eq!(whole.encode()[..], bytes(dump));
     let as_the_session = AnnounceEntry {
         delivery: None,
         windows_released: 0x2122_2324,
+        has_facts: true,
         ..whole
     };
-    let without = "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 00 00 00 21 22 23 24";
+    let without = "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 01 00 00 21 22 23 24";
     assert_eq!(as_the_session.encode()[..], bytes(without));
     let with =
-        "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 00 00 05 21 22 23 24 6f 70 61 71 75 00 00 00";
+        "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 01 00 05 21 22 23 24 6f 70 61 71 75 00 00 00";
     let payload = bytes(&format!("{dump} {with} 00 00 00 09 31 32 33 34 35 36 37 38"));
     assert!(AnnounceEntry::iter(&payload, 2).eq([whole, as_the_session]));
     let told = MessageDigest {
@@ -297,6 +299,37 @@ fn bytes_of_announced_messages() {
         digest: 0x3132_3334_3536_3738,
     };
     assert!(MessageDigest::iter(&payload, 2).eq([told]));
+}
+
+/// The hash by libxxhash 0.8.4.
+#[test]
+fn bytes_of_facts() {
+    let facts = Facts {
+        session_key: 0x0102_0304_0506_0708.into(),
+        message: 0x1112_1314.into(),
+        sent: 0x2122_2324.into(),
+        len: 0x3132_3334_3536_3738.into(),
+        tag: 0x4142_4344_4546_4748.into(),
+        digest: 0x5152_5354_5556_5758.into(),
+        credit: Credit {
+            session: 0x6162_6364.into(),
+            words: [0x7172_7374, 0x8182_8384, 0x9192_9394].map(Into::into),
+        },
+        hash: 0.into(),
+    };
+    let hasher = FragmentHasher::new(facts.session_key.get());
+    let dump = "01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34 35 36 37 38 41 42 43 44 45 46 47 48 \
+                51 52 53 54 55 56 57 58 61 62 63 64 71 72 73 74 81 82 83 84 91 92 93 94 bd f5 fb 3e 6b 8b 0a be";
+    let sealed = facts.seal(&hasher);
+    let encoded: [u8; Facts::LEN] = zerocopy::transmute!(sealed);
+    assert_eq!(encoded[..], bytes(dump));
+    assert_eq!(Facts::read(encoded, &hasher), Some(sealed));
+    assert_eq!(Facts::read(encoded, &FragmentHasher::new(1)), None);
+    for bit in 0..encoded.len() * 8 {
+        let mut changed = encoded;
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(Facts::read(changed, &hasher), None, "bit {bit}");
+    }
 }
 
 /// Digests by libxxhash 0.8.1.

@@ -186,6 +186,7 @@ impl Claimants {
             tag: 666,
             delivery: None,
             windows_released: AnnounceEntry::ALL_WINDOWS,
+            has_facts: false,
         }
         .encode();
         let SocketAddr::V4(from) = data.local_addr().expect("a bound socket") else {

@@ -200,6 +200,7 @@ impl Announcing {
                 tag: NOTHING,
                 delivery: None,
                 windows_released: AnnounceEntry::ALL_WINDOWS,
+                has_facts: false,
             }
             .encode();
             let udp = client.udp.as_ref().unwrap();

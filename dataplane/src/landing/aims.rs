@@ -110,9 +110,14 @@ impl Aim {
         (earlier, skipped, later)
     }
 
+    /// Whether it is for no fragment.
+    pub(super) fn is_for_none(&self) -> bool {
+        self.position >= self.until
+    }
+
     /// Whether it is a spare frame for no fragment.
     pub(super) fn is_filler(&self) -> bool {
-        self.spare && self.position >= self.until
+        self.spare && self.is_for_none()
     }
 }
 

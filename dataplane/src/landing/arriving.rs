@@ -42,6 +42,17 @@ impl Zone {
     }
 }
 
+/// What its sender says of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    /// Bytes of the message.
+    pub(crate) len: u64,
+    pub(crate) tag: u64,
+    pub(crate) words: Words,
+    /// Facts lie behind its bytes.
+    pub(crate) has_facts: bool,
+}
+
 /// A message that was announced and is not settled.
 #[derive(Debug)]
 pub(super) struct Arriving {
@@ -49,8 +60,11 @@ pub(super) struct Arriving {
     pub(super) tag: u64,
     pub(super) geometry: Geometry,
     pub(super) window: WindowShape,
-    /// Length of the message; the geometry may have padding behind it.
+    /// Length of the message; the geometry may have padding behind it, or facts.
     pub(super) len: u64,
+    pub(super) has_facts: bool,
+    /// It landed in open entries: the header in its lowest slot may be gone before it is looked at.
+    pub(super) is_claimed: bool,
     pub(super) announced_ns: u64,
     /// Packets of the session before this message's first.
     pub(super) base: u64,
@@ -185,17 +199,20 @@ impl Arriving {
     /// Number `number`, the next one to be announced, behind `base` packets of the session.
     pub(super) fn new(
         terms: &InboundTerms,
-        (number, tag, len, words): (u32, u64, u64, Words),
+        number: u32,
+        about: &About,
         geometry: Geometry,
         base: u64,
         now_ns: u64,
     ) -> Arriving {
         Arriving {
             number,
-            tag,
+            tag: about.tag,
             geometry,
             window: terms.window,
-            len,
+            len: about.len,
+            has_facts: about.has_facts,
+            is_claimed: false,
             announced_ns: now_ns,
             base,
             slots: Slots {
@@ -224,7 +241,7 @@ impl Arriving {
             proof: Proof::default(),
             place: Place::Unasked,
             released: None,
-            words,
+            words: about.words,
             reader: None,
             ends_here: false,
         }
@@ -244,6 +261,15 @@ impl Arriving {
     #[inline]
     pub(super) fn position_of(&self, index: u32) -> u32 {
         self.window.position_of(index, self.geometry.fragment_count())
+    }
+
+    /// How many of the first `len` payload bytes of fragment `index` its digest is of: not its message's facts, nor what lies before these.
+    #[inline]
+    pub(super) fn digested(&self, index: u32, len: u16) -> u16 {
+        match self.has_facts {
+            false => len,
+            true => { self.len.saturating_sub(self.geometry.message_offset(index)) }.min(len.into()) as u16,
+        }
     }
 
     /// UMEM address of fragment `index`'s payload.

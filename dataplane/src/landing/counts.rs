@@ -31,6 +31,10 @@ pub(crate) struct RepairCounters {
     pub(crate) contradictory: u64,
     /// Requests for manifests.
     pub(crate) manifests: u64,
+    /// Messages that came unannounced.
+    pub(crate) ahead: u64,
+    /// Of these, the ones whose fragments were copied, since they did not find their slots in one piece.
+    pub(crate) ahead_copied: u64,
 }
 
 impl RepairCounters {
@@ -59,6 +63,8 @@ pub(crate) struct ArrivalCounters {
     pub(crate) stale: u64,
     /// Fragments that the gate accepted and that could not be believed.
     pub(crate) discarded: u64,
+    /// Times that there was no memory for open entries.
+    pub(crate) open_refused: u64,
 }
 
 impl ArrivalCounters {

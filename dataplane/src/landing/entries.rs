@@ -7,7 +7,8 @@ use lm_protocol::streaming::Quarantine;
 use super::aims::{Aim, Owner};
 use super::arriving::Zone;
 use super::card::Card;
-use crate::arena::Arena;
+use super::open::Open;
+use crate::arena::{Arena, SHARED_ROOM};
 use crate::frames::FramePool;
 use crate::memory::PACKET_HEADROOM;
 use crate::mutants::mutant;
@@ -39,7 +40,7 @@ pub(crate) struct Entries {
     /// Frames of those that no packet has used.
     pub(super) frames_out: u32,
     /// Posted when the last one in a zone was: those behind it are spare frames.
-    zoned: u64,
+    pub(super) zoned: u64,
     pub(super) caps: Caps,
     /// The counts are right: no violation was found since the channel was built.
     pub(crate) trusted: bool,
@@ -60,6 +61,7 @@ pub(crate) struct Entries {
     card: Card,
     /// Without a witness: short packets of the last burst, start and length.
     foreign: VecDeque<(u64, u32)>,
+    pub(super) open: Open,
 }
 
 impl Entries {
@@ -76,13 +78,14 @@ impl Entries {
             trusted: true,
             aims: VecDeque::with_capacity(entries_max as usize),
             spare,
-            quarantined: Vec::new(),
+            quarantined: Vec::with_capacity(SHARED_ROOM),
             left: Vec::new(),
             landed_ns: 0,
             drained_ns: 0,
             drained_posted: position,
             card: Card::at(position),
             foreign: VecDeque::with_capacity(if caps.witness { 0 } else { FOREIGN_MAX }),
+            open: Open::default(),
         }
     }
 
@@ -107,6 +110,7 @@ impl Entries {
         self.zoned = position;
         self.drained_posted = position;
         self.trusted = true;
+        self.forget_open(arena);
         for kept in std::mem::take(&mut self.quarantined) {
             self.free(kept.zone, kept.left, arena);
         }
@@ -132,6 +136,7 @@ impl Entries {
     #[inline]
     pub(super) fn next_aim(&mut self) -> Option<Aim> {
         let front = self.aims.front_mut()?;
+        self.open.standing -= u32::from(front.is_open());
         if front.more == 0 {
             return self.aims.pop_front();
         }
@@ -218,7 +223,7 @@ impl Entries {
 
     /// Whether every one in a zone was used, by what it was posted for or not.
     pub(crate) fn are_used(&self) -> bool {
-        self.trusted && self.zoned <= self.received
+        self.trusted && self.zoned <= self.received && self.open.standing == 0
     }
 
     /// Nothing waits in the kernel's socket.
@@ -235,11 +240,13 @@ impl Entries {
 
     /// Keeps a zone until every entry that is posted now is used.
     pub(super) fn quarantine(&mut self, zone: Zone, left: Left) {
-        self.quarantined.push(Quarantined {
-            zone,
-            left,
-            until: Quarantine { posted: self.zoned },
-        });
+        self.quarantine_until(zone, left, self.zoned);
+    }
+
+    /// Keeps a zone until so many entries are used.
+    pub(super) fn quarantine_until(&mut self, zone: Zone, left: Left, posted: u64) {
+        let until = Quarantine { posted };
+        self.quarantined.push(Quarantined { zone, left, until });
     }
 
     /// Keeps the zones of a session that ended.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use lm_protocol::integrity::DigestTimer;
 use lm_protocol::manifest::{FragmentHasher, ManifestCollector, message_digest};
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{LmPacket, MissingRange};
+use lm_protocol::wire::lm::{Facts, LmPacket, MissingRange};
 
 use super::arriving::{Arriving, Verdict, Zone};
 use super::counts::RepairCounters;
@@ -69,6 +69,11 @@ impl Evidence {
         self.hasher.digest(bytes)
     }
 
+    /// Reads facts of a message of the session.
+    pub(super) fn facts(&self, bytes: [u8; Facts::LEN]) -> Option<Facts> {
+        self.has_digests.then(|| Facts::read(bytes, &self.hasher))?
+    }
+
     /// The digest of bytes in the UMEM that nobody writes any more (I1): the only ones of what is received that are read where they
     /// lie. Others are copied first.
     #[inline]
@@ -101,7 +106,7 @@ impl Evidence {
         umem: &Umem,
     ) {
         if self.has_digests {
-            let digest = self.digest_final(payload, len, umem);
+            let digest = self.digest_final(payload, message.digested(index, len), umem);
             self.note(message, index, digest);
         }
     }
@@ -115,7 +120,7 @@ impl Evidence {
                 continue;
             };
             let index = message.index_at(position);
-            let bytes = &mut bytes[..usize::from(len)];
+            let bytes = &mut bytes[..usize::from(message.digested(index, len))];
             umem.copy_from(message.payload_of(index), bytes);
             let digest = self.digest(bytes);
             self.note(message, index, digest);
@@ -135,7 +140,7 @@ impl Evidence {
             return;
         }
         let index = message.index_at(position);
-        let len = message.geometry.fragment_len(index);
+        let len = message.digested(index, message.geometry.fragment_len(index));
         let digest = match source {
             // A packet that was received and is not given back: in a slot of copy mode, in a spare frame, or, as a datagram, in a
             // general frame.
@@ -166,8 +171,10 @@ impl Evidence {
             return;
         };
         for (position, payload) in held.of(front.number) {
-            let digest = self.hasher.digest(payload);
-            self.digests.set(zone.start, front.index_at(position), digest);
+            let index = front.index_at(position);
+            let len = front.digested(index, payload.len() as u16);
+            let digest = self.hasher.digest(&payload[..usize::from(len)]);
+            self.digests.set(zone.start, index, digest);
         }
     }
 

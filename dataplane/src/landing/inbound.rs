@@ -5,10 +5,10 @@ use lm_protocol::serial;
 use lm_protocol::session::Unused;
 use lm_protocol::streaming::{Heard, Release};
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::UnwholeMessage;
+use lm_protocol::wire::lm::{Credit, Facts, UnwholeMessage};
 
 use super::aims::Owner;
-use super::arriving::{GivenUp, Landed, Zone};
+use super::arriving::{About, GivenUp, Landed, Zone};
 use super::astray::Astray;
 use super::care::Care;
 use super::entries::Entries;
@@ -24,7 +24,6 @@ use crate::arena::Arena;
 use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::memory::Umem;
 use crate::port::{Caps, RxQueue};
-use crate::words::Words;
 
 /// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
 const PAUSE_NS: u64 = 20_000_000;
@@ -64,6 +63,10 @@ pub(crate) struct Inbound {
     pub(super) has_said_whole: bool,
     /// Bytes that zones of its next messages may take.
     pub(super) may_take: u64,
+    /// Its last message was short and came alone: the next one may come unannounced.
+    pub(super) opens: bool,
+    /// What came with its last message, of the session that goes the other way.
+    pub(crate) credit: Credit,
 }
 
 /// What the sender of a session was last told, and what it makes of it.
@@ -83,16 +86,27 @@ pub(crate) struct Told {
     pub(super) allowed: u32,
     /// It has left credit unused for long, while others were there.
     pub(super) is_silent: bool,
+    /// Packets came of messages that are not known: it is to hear so in a word that has no other news.
+    pub(super) is_unknown: bool,
 }
 
 impl Told {
+    /// Something came of messages that are not known: their sender is to hear so.
+    #[cold]
+    pub(crate) fn is_unknown(&mut self) {
+        (self.asked, self.is_unknown) = (true, true);
+    }
+
     /// The sender was told that.
     pub(crate) fn is_told(&mut self, packet_limit: u32, delivered: u32, announced: u32, now_ns: u64) {
+        let is_news =
+            (packet_limit, delivered, announced) != (self.packet_limit, self.delivered, self.announced);
         if packet_limit != self.packet_limit {
             (self.packet_limit, self.limit_ns) = (packet_limit, now_ns);
         }
         (self.delivered, self.announced) = (delivered, announced);
-        (self.asked, self.changed) = (false, false);
+        (self.asked, self.changed) = (self.is_unknown && is_news, false);
+        self.is_unknown &= is_news;
     }
 }
 
@@ -118,6 +132,8 @@ impl Inbound {
             posts_again: false,
             has_said_whole: false,
             may_take: u64::MAX,
+            opens: false,
+            credit: Credit::default(),
             terms,
         }
     }
@@ -156,6 +172,11 @@ impl Inbound {
     pub(crate) fn is_drained(&self) -> bool {
         let front = self.order.front();
         self.stand == Stand::Draining && front.is_none_or(|message| message.slots.zone.is_none())
+    }
+
+    /// Whether its messages go to and fro with others, so that somebody waits for each.
+    pub(crate) fn is_exchange(&self) -> bool {
+        self.opens && self.goes_ahead()
     }
 
     /// Its sender is told that it may send more packets, up to `limit`.
@@ -254,17 +275,19 @@ impl Inbound {
     pub(crate) fn announce(
         &mut self,
         number: u32,
-        (len, tag, words): (u64, u64, Words),
+        about: &About,
         release: Release,
         now_ns: u64,
     ) -> Result<(), Untaken> {
         let was_empty = self.order.front().is_none();
         let delivered = self.settled.delivered();
-        let about = (number, tag, len, words);
-        (self.order).announce(&self.terms, about, release, delivered, now_ns)?;
+        (self.order).announce(&self.terms, (number, about), release, delivered, now_ns)?;
         if release == Release::Aborted {
             self.places.trouble();
         }
+        let geometry = Facts::geometry(&self.terms.layout, about.len);
+        let is_short = geometry.is_some_and(|with| with.fragment_count() <= self.terms.window.fragments());
+        self.opens = was_empty && is_short && release == Release::Whole;
         if was_empty {
             self.progress.begin(now_ns);
         }
@@ -428,6 +451,11 @@ impl Inbound {
         }
     }
 
+    /// Its first message that is not settled has no memory.
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.order.front().is_some_and(|front| front.slots.zone.is_none())
+    }
+
     /// Whether [`watch`](Inbound::watch) has anything to do.
     pub(super) fn needs_care(&self) -> bool {
         self.places.is_troubled()
@@ -540,6 +568,10 @@ impl Inbound {
     pub(crate) fn limit_messages(&self, queue: &mut impl RxQueue) {
         if self.is_admitted() {
             let end = match self.lands() {
+                // What comes unannounced is of no more messages than may be under way.
+                true if self.goes_ahead() => {
+                    (self.order.announced()).wrapping_add(self.terms.limits.messages_in_flight)
+                }
                 true => self.order.announced(),
                 false => self.order.unsettled_from(),
             };

@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 
 use lm_protocol::serial;
 use lm_protocol::streaming::{Heard, Release, packets_released};
-use lm_protocol::wire::lm::{SETTLED_KEPT, UnwholeMessage};
+use lm_protocol::wire::lm::{Facts, SETTLED_KEPT, UnwholeMessage};
 
-use super::arriving::{Arriving, Landed};
+use super::arriving::{About, Arriving, Landed};
 use super::progress::Untaken;
 use super::terms::InboundTerms;
 use crate::arena::pages_len;
 use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
-use crate::words::Words;
 
 /// Messages that were announced and are not settled.
 #[derive(Debug)]
@@ -42,23 +41,25 @@ impl Order {
     pub(super) fn announce(
         &mut self,
         terms: &InboundTerms,
-        (number, tag, len, words): (u32, u64, u64, Words),
+        (number, about): (u32, &About),
         release: Release,
         delivered: u32,
         now_ns: u64,
     ) -> Result<(), Untaken> {
         // A sender has so many messages under way from the first on that we have not settled, which it may not know yet.
         let is_due = number.wrapping_sub(delivered) < terms.limits.messages_in_flight;
-        if !is_due || len > terms.limits.max_message_len {
+        if !is_due || about.len > terms.limits.max_message_len {
             return Err(Untaken::Implausible);
         }
-        let Ok(geometry) = terms.layout.session_message(len) else {
-            return Err(Untaken::Implausible);
+        let geometry = match about.has_facts {
+            true => Facts::geometry(&terms.layout, about.len),
+            false => terms.layout.session_message(about.len).ok(),
         };
+        let geometry = geometry.ok_or(Untaken::Implausible)?;
         if number != self.announced {
             return Err(Untaken::Early);
         }
-        let mut message = Arriving::new(terms, (number, tag, len, words), geometry, self.packets, now_ns);
+        let mut message = Arriving::new(terms, number, about, geometry, self.packets, now_ns);
         if release != Release::Whole {
             if message.begins_with(release) == Heard::Contradiction {
                 return Err(Untaken::Implausible);

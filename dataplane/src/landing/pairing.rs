@@ -12,6 +12,7 @@ use super::receiving::{Burst, Packet};
 use super::sessions::Sessions;
 use super::terms::InboundTerms;
 use super::violation::Violation;
+use super::zones::Memory;
 use crate::memory::Umem;
 
 impl Sessions {
@@ -19,12 +20,13 @@ impl Sessions {
     pub(super) fn pair(
         &mut self,
         aim: &Aim,
-        &Packet { start, len, .. }: &Packet,
+        packet: &Packet,
         entry: &LogEntry,
-        umem: &Umem,
+        (umem, memory): (&Umem, &mut Memory<'_>),
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
+        let &Packet { start, len, .. } = packet;
         let row = self.rows.get_mut(usize::from(entry.session));
         let Some(inbound) = row.and_then(Option::as_deref_mut) else {
             // Its session was closed while it was on its way.
@@ -33,11 +35,21 @@ impl Sessions {
             return Ok(());
         };
         let Some(at) = inbound.order.position_of(entry.message) else {
-            // The gate admits nothing beyond what is announced. What comes for a message that was given up is of no use.
             if !inbound.order.knows(entry.message) {
-                return Err(Violation::Displaced);
+                if !inbound.terms.goes_ahead {
+                    // The gate admits nothing beyond what is announced.
+                    return Err(Violation::Displaced);
+                }
+                if let Some(aim) = self.claim(aim, packet, entry, umem, memory, now_ns) {
+                    return self.pair(&aim, packet, entry, (umem, memory), burst, now_ns);
+                }
+                if let Some(inbound) = self.at_mut(entry.session) {
+                    inbound.told.is_unknown();
+                }
+            } else {
+                // What comes for a message that was given up is of no use.
+                inbound.places.trouble();
             }
-            inbound.places.trouble();
             self.used(aim, false, (start, len), entry, umem, burst)?;
             self.arrivals.stale += 1;
             return Ok(());
@@ -102,13 +114,13 @@ impl Sessions {
         umem: &Umem,
         burst: &mut Burst,
     ) -> Result<(), Violation> {
-        if !aim.is_filler()
+        if !aim.is_for_none()
             && let Some((owner, at)) = self.owner(aim)
         {
             let message = owner.order.at(at);
             let index = message.index_at(aim.position);
             let landed = in_place.then(|| message.geometry.fragment_len(index));
-            if !message.window.is_lowest(index) {
+            if !message.window.is_lowest(index) || message.is_claimed {
                 owner.care().passed(at, aim.position, landed, umem);
             } else {
                 burst.window_ended = true;

@@ -326,7 +326,8 @@ impl Places {
                 continue;
             }
             let range = front.geometry.rx_payload_range(index);
-            let bytes = &mut bytes[..(range.end - range.start) as usize];
+            let len = front.digested(index, (range.end - range.start) as u16);
+            let bytes = &mut bytes[..usize::from(len)];
             umem.copy_from(payload + range.start, bytes);
             let digest = self.evidence.digest(bytes);
             if self.evidence.digests_of(zone, count)[index as usize] != digest {

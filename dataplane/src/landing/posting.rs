@@ -270,6 +270,8 @@ impl Entries {
                 *filler = aim;
                 *fillers = behind;
             }
+            // What comes to open entries first is copied from there, and nothing of it is awaited where it belongs.
+            None if position == 0 && self.open.standing > 0 => aims.push_front(aim),
             None => {
                 aims.push_back(aim);
                 *fillers = 0;

@@ -11,6 +11,7 @@ use super::entries::Entries;
 use super::inbound::Inbound;
 use super::sessions::Sessions;
 use super::violation::Violation;
+use super::zones::Memory;
 use crate::memory::Umem;
 use crate::port::RxQueue;
 
@@ -83,7 +84,7 @@ impl Sessions {
     pub(crate) fn receive(
         &mut self,
         queue: &mut impl RxQueue,
-        umem: &Umem,
+        (umem, memory): (&Umem, &mut Memory<'_>),
         max: u32,
         now_ns: u64,
     ) -> Result<Burst, Violation> {
@@ -112,7 +113,7 @@ impl Sessions {
                 break;
             };
             taken += packet.frames;
-            result = self.receive_one(queue, &packet, umem, &mut burst, now_ns);
+            result = self.receive_one(queue, &packet, (umem, memory), &mut burst, now_ns);
             if result.is_err() {
                 // Those behind it are not looked at; the channel will be built anew.
                 self.arrivals.discarded += 1;
@@ -142,7 +143,7 @@ impl Sessions {
         &mut self,
         queue: &impl RxQueue,
         packet: &Packet,
-        umem: &Umem,
+        (umem, memory): (&Umem, &mut Memory<'_>),
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
@@ -155,7 +156,7 @@ impl Sessions {
             if entry.sequence != position as u16 {
                 return Err(Violation::Sequence);
             }
-            let paired = self.pair(&aim, packet, &entry, umem, burst, now_ns);
+            let paired = self.pair(&aim, packet, &entry, (umem, memory), burst, now_ns);
             self.free_spare(&aim);
             return paired;
         }

@@ -148,7 +148,7 @@ impl Watch<'_> {
             false => LEFTOVER_PATIENCE_NS,
         };
         self.entries.outstanding() > 0
-            && self.entries.keeps_zones()
+            && (self.entries.keeps_zones() || self.entries.has_region())
             && self.now_ns.saturating_sub(last_ns) >= patience_ns
     }
 

@@ -178,11 +178,16 @@ impl Entries {
             more: entries - 1,
             step: payload_len as u32,
         };
-        let aims = &mut self.aims;
-        match aims.back_mut() {
-            Some(back) if back.is_followed_by(&aim) => back.more += entries,
-            _ => aims.push_back(aim),
-        }
+        self.add(&aim);
         entries
+    }
+
+    /// Adds entries behind the last ones.
+    #[inline]
+    pub(super) fn add(&mut self, aim: &Aim) {
+        match self.aims.back_mut() {
+            Some(back) if back.is_followed_by(aim) => back.more += aim.more + 1,
+            _ => self.aims.push_back(*aim),
+        }
     }
 }

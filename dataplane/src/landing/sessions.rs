@@ -76,6 +76,8 @@ pub(crate) struct Sessions {
     /// The row that was given last: one that was used long ago is quiet.
     last_row: u8,
     serial: u32,
+    /// The gate is to admit what may come unannounced now.
+    pub(super) limits_messages: bool,
 }
 
 impl Sessions {
@@ -96,6 +98,7 @@ impl Sessions {
             turn_ns: 0,
             last_row: 0,
             serial: 0,
+            limits_messages: false,
         }
     }
 
@@ -314,11 +317,7 @@ impl Sessions {
             }
             self.pass_skipped(umem);
             if packets > 0 {
-                queue.submit(frames);
-                self.entries.frames_out += frames;
-                self.entries.posted += u64::from(packets);
-                // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
-                queue.allow(self.entries.posted);
+                self.has_written(queue, packets, frames);
                 self.turn_posted = self.turn_posted.saturating_add(packets);
                 total += packets;
             }
@@ -327,7 +326,21 @@ impl Sessions {
             }
             self.end_turn();
         }
+        total += self.open(queue, &mut memory);
+        if std::mem::take(&mut self.limits_messages) {
+            (self.iter().filter(|inbound| inbound.goes_ahead()))
+                .for_each(|inbound| inbound.limit_messages(queue));
+        }
         total
+    }
+
+    /// Entries for so many packets are written.
+    pub(super) fn has_written(&mut self, queue: &mut impl RxQueue, packets: u32, frames: u32) {
+        queue.submit(frames);
+        self.entries.frames_out += frames;
+        self.entries.posted += u64::from(packets);
+        // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
+        queue.allow(self.entries.posted);
     }
 
     /// Takes the entries out that come back unused, from the `first` on, before packets that use those behind them are looked at. Behind those that are left, what they were for is posted again.
@@ -350,7 +363,7 @@ impl Sessions {
     }
 
     /// What messages of the session in `row` may take of landing memory: its address leaves something to others, if there are any.
-    fn bound_memory(&mut self, row: u8, memory: &Memory<'_>) {
+    pub(super) fn bound_memory(&mut self, row: u8, memory: &Memory<'_>) {
         let Some(inbound) = self.at(row) else { return };
         let next = inbound.order.next().filter(|next| next.slots.zone.is_none());
         let Some((zone_len, _)) = next.map(|next| inbound.terms.zone_of(&next.geometry)) else {
@@ -500,6 +513,10 @@ impl Sessions {
             // message's entries are posted.
             false => entries.min(provided).min(self.entries.ahead().into()),
         };
+        let ahead = match self.entries.open.standing > 0 && !self.may_go_ahead(inbound) {
+            true => ahead.min(inbound.left()),
+            false => ahead,
+        };
         let ahead = match inbound.order.unreleased_behind(inbound.progress.accepted()) {
             Some(released) => ahead.min(released),
             None => ahead,
@@ -520,6 +537,9 @@ impl Sessions {
         let (posted, drained_ns) = (self.entries.posted, self.entries.drained_ns);
         let were_posted = self.entries.were_posted(accepted);
         if let Some(inbound) = self.keyed(key) {
+            if inbound.terms.goes_ahead && !inbound.order.knows(datagram.fragment.0) {
+                inbound.learn_from(datagram, umem, now_ns);
+            }
             let were_posted =
                 were_posted || (is_alone && posted > accepted && inbound.astray.has_nothing_landed());
             let drained_ns = were_posted.then_some(drained_ns);
@@ -529,7 +549,10 @@ impl Sessions {
 
     /// Whether [`watch`](Sessions::watch) and requests have anything to do.
     pub(crate) fn needs_care(&self, row: u8) -> bool {
-        self.entries.keeps_zones() || self.at(row).is_some_and(Inbound::needs_care)
+        self.entries.keeps_zones()
+            || self.at(row).is_some_and(|inbound| {
+                inbound.needs_care() || (self.entries.has_region() && inbound.waits_for_memory())
+            })
     }
 
     /// What time brings to the session in `row`: losses at the end of what was sent, messages to be given up, or shown without
@@ -541,9 +564,7 @@ impl Sessions {
             self.pass_skipped(umem);
         }
         let inbound = self.rows[usize::from(row)].as_deref_mut()?;
-        let front = inbound.order.front();
-        let waits_for_memory = front.is_some_and(|front| front.slots.zone.is_none());
-        let more_may_come = (waits_for_memory || self.entries.owes_zones()) && self.more_may_come();
+        let more_may_come = (inbound.waits_for_memory() || self.entries.owes_zones()) && self.more_may_come();
         let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         inbound.watch(&mut self.entries, arena, umem, more_may_come, now_ns)
     }

@@ -27,6 +27,8 @@ pub(crate) struct InboundTerms {
     pub(crate) integrity: Integrity,
     /// Whether it tells those of windows, for which a receiver asks whose application reads.
     pub(crate) tells_windows: bool,
+    /// Whether it sends short messages unannounced where it has credit.
+    pub(crate) goes_ahead: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }

@@ -14,6 +14,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) placing: Option<&'a mut Placing>,
     /// Messages can land up to here: a UMEM address.
     pub(crate) registered_len: u64,
+    /// Whether messages may come unannounced.
+    pub(crate) opens: bool,
 }
 
 impl Memory<'_> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lm_protocol::serial;
-use lm_protocol::streaming::Release;
+use lm_protocol::wire::lm::AnnounceEntry;
 
 use super::streamed::Stall;
 use super::{Outbound, OutgoingTable};
@@ -14,18 +14,25 @@ const ASK_AFTER_NS: u64 = 2_000_000;
 const ASK_AFTER_MAX_NS: u64 = 100_000_000;
 
 impl Outbound {
-    /// Lengths, tags and opaque bytes of messages from number `from` on, at most `max`, for an announcement, and how much of each is released.
+    /// Entries and opaque bytes of messages from number `from` on, at most `max`, for an announcement.
     pub(crate) fn announcements<'a>(
         &'a self,
         table: &'a mut OutgoingTable,
         from: u32,
         max: usize,
-    ) -> impl Iterator<Item = (u64, u64, Words, Release)> + 'a {
+    ) -> impl Iterator<Item = (AnnounceEntry, Words)> + 'a {
         let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
         let skip = from.wrapping_sub(first_queued) as usize;
         self.queue.iter().skip(skip).take(max).map(|&slot| {
             let outgoing = table.at(slot);
-            (outgoing.len, outgoing.tag, outgoing.words, outgoing.release())
+            let entry = AnnounceEntry {
+                len: outgoing.len,
+                tag: outgoing.tag,
+                delivery: Some(self.terms.delivery),
+                windows_released: outgoing.release().to_u32(),
+                has_facts: outgoing.has_facts,
+            };
+            (entry, outgoing.words)
         })
     }
 
@@ -101,6 +108,8 @@ impl Outbound {
             Some(Stall::Aborted(_)) => return true,
         }
         !self.queue.is_empty()
-            && (self.sending == self.queue.len() || serial::at_or_before(self.limit, self.sent_packets))
+            && (self.sending == self.queue.len()
+                || self.awaits_confirmation()
+                || serial::at_or_before(self.limit, self.sent_packets))
     }
 }

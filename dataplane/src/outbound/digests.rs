@@ -37,6 +37,13 @@ impl DigestsToTell {
             windows: VecDeque::new(),
         }
     }
+
+    /// The digest of a message leaves with it.
+    pub(super) fn has_left(&mut self, number: u32) {
+        if self.told == number {
+            self.told = number.wrapping_add(1);
+        }
+    }
 }
 
 impl Outgoing {
@@ -49,7 +56,12 @@ impl Outgoing {
         umem: &Umem,
         hasher: &FragmentHasher,
     ) {
-        digests.set(self.start, index, hasher.digest(self.payload(index, umem)));
+        let mut payload = self.payload(index, umem);
+        if self.has_facts {
+            let own = self.len.saturating_sub(self.geometry.message_offset(index));
+            payload = &payload[..payload.len().min(own as usize)];
+        }
+        digests.set(self.start, index, hasher.digest(payload));
     }
 
     /// Every fragment's digest is known.

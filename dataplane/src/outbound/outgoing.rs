@@ -57,6 +57,8 @@ pub(crate) struct Outgoing {
     pub(super) declined: Option<u16>,
     /// Its digest, once every fragment's is known.
     pub(super) digest: Option<u64>,
+    /// Facts lie behind its bytes: it left unannounced.
+    pub(super) has_facts: bool,
 }
 
 impl Outgoing {

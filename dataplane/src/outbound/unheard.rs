@@ -51,6 +51,11 @@ impl Outbound {
                 return true;
             }
         }
+        if std::mem::take(&mut outgoing.has_facts) {
+            let geometry = self.terms.layout.session_message(outgoing.len);
+            outgoing.geometry = geometry.expect("it was one with facts");
+            outgoing.end = outgoing.geometry.fragment_count();
+        }
         outgoing.number = self.next_number;
         outgoing.template = self.template(addressing, &outgoing.geometry);
         outgoing.position = 0;

@@ -14,7 +14,7 @@ use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{LmHeader, Trailer, with_digests};
+use lm_protocol::wire::lm::{Facts, LmHeader, Trailer, with_digests};
 #[cfg(test)]
 use lm_protocol::zone::ZONE_ALIGN;
 

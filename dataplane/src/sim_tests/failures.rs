@@ -31,6 +31,8 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let engine = &mut bed.hosts[1];
     let peer = engine.sending.senders()[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
+    // Credit that came before the announcement.
+    outbound.terms.goes_ahead = false;
     outbound
         .credit(&mut engine.sending.outgoing, (700, 0, 0), 0)
         .expect("plausible");

@@ -150,13 +150,20 @@ impl Guard {
         (start, len): (u64, u64),
         written: Range<u64>,
     ) -> Result<(), String> {
+        if start > written.start {
+            // It lies between others, in a region that it shares with them.
+            return Ok(());
+        }
         self.learn(engine);
         self.check(engine.memory.umem(), start..written.start)?;
         self.check(engine.memory.umem(), written.end..start + pages_len(len))
     }
 
     /// The application is done with a zone: paints it before it goes back.
-    pub(crate) fn leave(&mut self, engine: &mut Engine<SimNic>, (start, len): (u64, u64)) {
+    pub(crate) fn leave(&mut self, engine: &mut Engine<SimNic>, (start, len): (u64, u64), payload: u64) {
+        if start == payload {
+            return engine.memory.umem().zero(start, len);
+        }
         self.learn(engine);
         let len = pages_len(len);
         for page in self.pages(start, len) {

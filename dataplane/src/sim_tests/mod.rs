@@ -1,6 +1,7 @@
 //! The poll engine on the simulated NIC: two engines, one wire, the real rings; no root, no threads, no clock.
 
 mod acknowledgements;
+mod ahead;
 mod allocations;
 mod aside;
 mod astray;

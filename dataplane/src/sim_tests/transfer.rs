@@ -358,8 +358,14 @@ fn run(case: &Case) {
     run.bed.check_clean();
     for from in [0, 1] {
         let received = &run.bed.hosts[1 - from].counters;
-        assert_eq!(received.restored_bytes, run.directions[from].restored);
-        assert_eq!(received.user_copied_bytes, 0);
+        match received.fragments_displaced {
+            0 => assert_eq!(received.restored_bytes, run.directions[from].restored),
+            _ => assert!(received.restored_bytes <= run.directions[from].restored),
+        }
+        // Behind short messages what comes to open entries is copied.
+        let open = received.messages_ahead + received.fragments_displaced;
+        assert!(open > 0 || received.user_copied_bytes == 0);
+        assert!(received.fragments_displaced <= 64 * received.messages_received);
         let sent = run.case.messages.iter().filter(|(sender, _)| *sender == from);
         assert_eq!(received.messages_received, sent.count() as u64);
         assert_eq!(received.bytes_received, run.bed.hosts[from].counters.bytes_sent);

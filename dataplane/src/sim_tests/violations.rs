@@ -116,10 +116,26 @@ fn a_log_entry_of_another_place() {
             let mut tampered = bed(wire);
             change_log(&mut tampered, ahead, |entry| entry.index ^= 1);
             expect(tampered, Violation::Displaced);
-            let mut tampered = bed(wire);
-            change_log(&mut tampered, ahead, |entry| entry.message += 1);
-            expect(tampered, Violation::Displaced);
         }
+    }
+}
+
+/// The fragment of a message that is not known is dropped, and comes again; of IP fragments, which never come unannounced, it is a violation.
+#[test]
+fn a_log_entry_of_a_message_that_is_not_known() {
+    for ahead in [0, 3] {
+        let mut tampered = bed(WireMode::IpFrag);
+        change_log(&mut tampered, ahead, |entry| entry.message += 1);
+        expect(tampered, Violation::Displaced);
+        let mut tampered = bed(WireMode::Lm);
+        change_log(&mut tampered, ahead, |entry| entry.message += 1);
+        let message = tampered.recv(1);
+        assert!(message[..] == noise(2, LEN)[..]);
+        let counters = tampered.hosts[1].counters;
+        assert_eq!(
+            (counters.violations.total(), counters.drops.fragment_stale),
+            (0, 1)
+        );
     }
 }
 

@@ -96,6 +96,7 @@ fn words_that_are_too_long_and_numbers_that_nobody_has() {
         tag: 1,
         delivery: None,
         windows_released: AnnounceEntry::ALL_WINDOWS,
+        has_facts: false,
     };
     source.answer([Answer::Later, Answer::Later, Answer::Refuse(3)]);
     let header = LmHeader::Announce {

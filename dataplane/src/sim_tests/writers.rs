@@ -371,6 +371,7 @@ fn forge_entry(audience: &mut Audience, first: u32, len: u64, windows_released: 
         tag: 0,
         delivery: None,
         windows_released,
+        has_facts: false,
     };
     let header = LmHeader::Announce {
         session_key: audience.key(),

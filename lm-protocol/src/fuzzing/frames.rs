@@ -1,7 +1,11 @@
 //! Whole frames, LM datagrams and lone headers: whatever is accepted holds together and says the same when written again.
 
+use crate::geometry::{Layout, LinkShape, Wire};
 use crate::manifest;
-use crate::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange, Trailer, WindowsPacket};
+use crate::manifest::FragmentHasher;
+use crate::wire::lm::{
+    self, AnnounceEntry, Facts, LmHeader, MessageDigest, MissingRange, Trailer, WindowsPacket,
+};
 use crate::wire::{Transport, ipv4, parse_frame};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -76,9 +80,28 @@ fn frame(bytes: &[u8]) {
     }
 }
 
+/// What is taken for facts says the same when written again, and has its place; also with the hash that a fuzzer does not guess.
+fn facts(bytes: [u8; Facts::LEN]) {
+    let hasher = FragmentHasher::new(7);
+    let raw: Facts = zerocopy::transmute!(bytes);
+    let facts = raw.seal(&hasher);
+    assert_eq!(Facts::read(zerocopy::transmute!(facts), &hasher), Some(facts));
+    assert!(Facts::read(bytes, &hasher).is_none_or(|read| read == raw && raw == facts));
+    let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).expect("an MTU");
+    if let Some(with) = Facts::geometry(&layout, facts.len.get()) {
+        let last = with.fragment_count() - 1;
+        assert!((1..Facts::FRAGMENTS_MAX).contains(&last));
+        assert!(usize::from(with.fragment_len(last)) >= Facts::LEN);
+        assert!(with.message_len() - facts.len.get() < 2 * Facts::LEN as u64);
+    }
+}
+
 /// A frame, a datagram, a header, or none.
 pub fn frames(bytes: &[u8]) {
     frame(bytes);
+    if let Some(bytes) = bytes.last_chunk() {
+        facts(*bytes);
+    }
     // Once more with a right IPv4 checksum, which a fuzzer does not guess.
     let mut summed = bytes.to_vec();
     let ip_at = if bytes.get(12..14) == Some(&[0x81, 0]) {

@@ -1,6 +1,8 @@
 //! What a grantor asks, of a policy and of the landing side, and what it is told.
 
-use crate::control::{CAPABILITY_STREAMS, ControlMessage, Grant, Reject, RejectReason, Request};
+use crate::control::{
+    CAPABILITY_AHEAD, CAPABILITY_STREAMS, ControlMessage, Grant, Reject, RejectReason, Request,
+};
 use crate::geometry::Layout;
 use crate::time::Time;
 use crate::window::WindowShape;
@@ -305,7 +307,7 @@ impl Session {
             lease_ms: saturating_millis(permit.lease),
             first_message: terms.first_message,
             lands: true,
-            capabilities: CAPABILITY_STREAMS,
+            capabilities: CAPABILITY_STREAMS | CAPABILITY_AHEAD,
         };
         Session {
             peer: application.from,

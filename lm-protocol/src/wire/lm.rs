@@ -43,6 +43,7 @@
 
 mod announcement;
 mod error;
+mod facts;
 mod missing;
 mod realtime;
 mod trailer;
@@ -58,6 +59,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
 pub use error::LmError;
+pub use facts::{Credit, Facts};
 pub use missing::MissingRange;
 pub use realtime::{Clock, RealTimePacket, RtReport};
 pub use trailer::{EagerAcknowledgement, Trailer, packet_digest};

@@ -10,6 +10,7 @@ fn what_is_not_known_of_an_entry_is_skipped() {
         tag: 6,
         delivery: Some(Delivery::Partial),
         windows_released: 7,
+        has_facts: false,
     };
     let digest = MessageDigest {
         message: 8,
@@ -68,6 +69,7 @@ fn opaque_bytes_come_with_their_entries() {
             tag: 6,
             delivery: None,
             windows_released: AnnounceEntry::ALL_WINDOWS,
+            has_facts: false,
         };
         (entry, vec![len as u8 + 1; len])
     });

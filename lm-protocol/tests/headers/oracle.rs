@@ -249,6 +249,7 @@ proptest! {
                 tag,
                 delivery: Delivery::from_u8(tag as u8 % 4),
                 windows_released: (len ^ tag) as u32,
+                has_facts: false,
             })
             .collect();
         let told: Vec<MessageDigest> =

@@ -169,6 +169,7 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
                 tag: dice.number(),
                 delivery: None,
                 windows_released: AnnounceEntry::ALL_WINDOWS,
+                has_facts: false,
             };
             payload.extend_from_slice(&entry.encode());
         }

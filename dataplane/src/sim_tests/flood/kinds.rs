@@ -45,6 +45,7 @@ fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
         tag: 7,
         delivery: None,
         windows_released: AnnounceEntry::ALL_WINDOWS,
+        has_facts: false,
     }
     .encode()
 }

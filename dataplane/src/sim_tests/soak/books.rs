@@ -1,5 +1,6 @@
 //! What a soak checks of its run: bytes, memory that nobody may write to, packets and messages that must all be accounted for.
 
+use lm_protocol::wire::lm::Facts;
 use lm_protocol::zone::ZONE_ALIGN;
 
 use crate::completion::Outcome;
@@ -128,10 +129,10 @@ impl Run {
         message: &Message,
         zone: (u64, u64),
     ) -> Result<(), String> {
-        let geometry = self
-            .layout
-            .session_message(message.len() as u64)
-            .expect("a length that was sent");
+        let len = message.len() as u64;
+        // With facts, if it came with some.
+        let geometry = Facts::geometry(&self.layout, len).or_else(|| self.layout.session_message(len).ok());
+        let geometry = geometry.expect("a length that was sent");
         // In zero-copy mode a device writes before packets, and those that nobody sent may be longer than a fragment.
         let fixed = &self.bed.hosts[host].fixed;
         let behind = if fixed.caps.witness { 0 } else { ZONE_ALIGN };

@@ -442,7 +442,8 @@ impl Run {
         }
         reads.retain(|read| !is_of_it(read));
         if let Some(Released::Zone { start, len }) = message.released {
-            self.guards[host].leave(&mut self.bed.hosts[host], (start, len));
+            let payload = message.umem_offset();
+            self.guards[host].leave(&mut self.bed.hosts[host], (start, len), payload);
         }
         Ok(())
     }

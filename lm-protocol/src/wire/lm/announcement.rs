@@ -10,7 +10,7 @@ use crate::delivery::Delivery;
 /// ```text
 ///  0                       8                       16  17  18      20              24
 /// +-----------------------+-----------------------+---+---+-------+---------------+- - - - - - - - +
-/// |      length u64       |        tag u64        |del| 0 | opaque|  released u32 |  opaque bytes  |
+/// |      length u64       |        tag u64        |del|flg| opaque|  released u32 |  opaque bytes  |
 /// +-----------------------+-----------------------+---+---+-------+---------------+- - - - - - - - +
 /// ```
 ///
@@ -28,8 +28,12 @@ pub struct AnnounceEntry {
     /// Windows that may be sent already, from the message's first; or [`ALL_WINDOWS`](AnnounceEntry::ALL_WINDOWS), or
     /// [`ABORTED`](AnnounceEntry::ABORTED). See [`crate::streaming::Release`].
     pub windows_released: u32,
+    /// The message's last fragment ends with [`Facts`](super::Facts): bit 0 of the flags.
+    pub has_facts: bool,
 }
 
+/// Flag of an entry: [`AnnounceEntry::has_facts`].
+const FLAG_FACTS: u8 = 1 << 0;
 /// [`AnnounceEntry::delivery`] that is the session's.
 const SESSIONS_DELIVERY: u8 = 0xff;
 
@@ -64,7 +68,7 @@ impl AnnounceEntry {
             len: U64::new(self.len),
             tag: U64::new(self.tag),
             delivery: self.delivery.map_or(SESSIONS_DELIVERY, Delivery::to_u8),
-            reserved: 0,
+            flags: u8::from(self.has_facts) * FLAG_FACTS,
             opaque_len: U16::new(opaque_len),
             windows_released: U32::new(self.windows_released),
         })
@@ -151,7 +155,7 @@ struct RawEntry {
     len: U64,
     tag: U64,
     delivery: u8,
-    reserved: u8,
+    flags: u8,
     opaque_len: U16,
     windows_released: U32,
 }
@@ -190,6 +194,7 @@ impl<'a> Iterator for Entries<'a> {
             tag: raw.tag.get(),
             delivery: Delivery::from_u8(raw.delivery),
             windows_released: raw.windows_released.get(),
+            has_facts: raw.flags & FLAG_FACTS != 0,
         };
         Some((entry, if is_known { opaque } else { &[] }))
     }

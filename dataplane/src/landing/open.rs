@@ -1,0 +1,358 @@
+//! Open entries: a descending run of slots for no message in particular, in which short messages land that were not announced.
+//!
+//! The packet of such a message that travels first ends with its facts ([`Facts`]). When it lands in an open slot, the open entries behind it
+//! become the message's own (*claim*), and it lies in one piece wherever it began: slots descend as its packets do.
+//!
+//! ```text
+//!  open run   … [slot 4][slot 3][slot 2][slot 1][slot 0]     posted 4, 3, 2, 1, 0
+//!  A (3)         A2 facts  A1      A0                        A's bytes: from slot 2 up to its end in slot 4
+//!  B (2)                                 B1 facts  B0        B1 covers the header that A0 left in slot 1's upper end, or leaves it
+//! ```
+//! No later packet reaches the message above (I1), and the header of a lowest fragment lies between two messages, so that nothing is saved
+//! and put back (I5). That header may be gone before anybody looks: facts pair the first packet, and the digest proves all (I3).
+//!
+//! What does not find its slots in one piece, since a region ends there or its first packet met another message's entry behind a loss, has
+//! memory of its own, and each of its fragments is copied there. So are the first ones of an announced message that comes to open entries.
+
+use lm_protocol::geometry::Layout;
+use lm_protocol::landing::LogEntry;
+use lm_protocol::streaming::Release;
+use lm_protocol::wire::lm::{Credit, Facts};
+
+use super::aims::{Aim, Owner};
+use super::arriving::{About, Arriving, Zone};
+use super::care::Datagram;
+use super::entries::Entries;
+use super::inbound::Inbound;
+use super::receiving::Packet;
+use super::sessions::Sessions;
+use super::terms::InboundTerms;
+use super::zones::Memory;
+use crate::arena::Arena;
+use crate::memory::{PACKET_HEADROOM, Umem};
+use crate::mutants::mutant;
+use crate::placing::Left;
+use crate::port::RxQueue;
+use crate::words::Words;
+
+/// Slots of a region.
+const SLOTS: u32 = 512;
+/// Open entries that are to stand: packets that a sender may send unannounced.
+const STANDING: u32 = Facts::FRAGMENTS_MAX;
+/// So many of them are used before others are opened.
+const REFILL: u32 = 16;
+/// Owner of open entries: no session has this serial.
+const NO_SESSION: Owner = Owner { serial: 0, row: 0 };
+
+/// Open entries, and where the next ones will be.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    region: Option<Region>,
+    /// Open entries that no packet has used, and no message claimed.
+    pub(super) standing: u32,
+    /// Regions so far: entries of two are never in one piece.
+    regions: u32,
+}
+
+/// Memory in which entries are opened, from its end down. Messages share it: the arena counts them.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    zone: Zone,
+    /// How messages are cut that land there.
+    layout: Layout,
+    /// UMEM address at which the next one's packet will begin.
+    next: u64,
+    left: u32,
+}
+
+impl Aim {
+    /// An entry of the open run.
+    pub(super) fn is_open(&self) -> bool {
+        self.owner == NO_SESSION && self.start != Aim::SKIPPED
+    }
+}
+
+impl Entries {
+    /// Writes up to `count` open entries, of one region. Gives how many there was memory for.
+    fn write_open(
+        &mut self,
+        queue: &mut impl RxQueue,
+        terms: &InboundTerms,
+        memory: &mut Memory<'_>,
+        count: u32,
+    ) -> u32 {
+        let Some(mut region) = self.open.region.take().or_else(|| self.open.begin(terms, memory)) else {
+            return 0;
+        };
+        let (slot, entries) = (SLOTS - region.left, region.left.min(count));
+        let aim = Aim {
+            start: region.next,
+            until: slot,
+            more: entries - 1,
+            step: region.layout.payload_len().into(),
+            ..Aim::skipped(NO_SESSION, self.open.regions, slot..slot)
+        };
+        for at in 0..entries {
+            queue.write(at, aim.start - u64::from(at * aim.step) - PACKET_HEADROOM);
+        }
+        self.add(&aim);
+        region.next -= u64::from(entries * aim.step);
+        region.left -= entries;
+        match region.left {
+            0 => self.quarantine_until(region.zone, Left::GivenUp, self.posted + u64::from(entries)),
+            _ => self.open.region = Some(region),
+        }
+        self.open.standing += entries;
+        entries
+    }
+
+    /// Open entries that are unused.
+    pub(crate) fn standing(&self) -> u32 {
+        self.open.standing
+    }
+
+    /// Whether memory is kept that no message has.
+    pub(super) fn has_region(&self) -> bool {
+        self.open.region.is_some()
+    }
+
+    /// Nothing is posted any more.
+    pub(super) fn forget_open(&mut self, arena: &mut Arena) {
+        self.open.standing = 0;
+        if let Some(region) = self.open.region.take() {
+            arena.free(region.zone.start, region.zone.len);
+        }
+    }
+
+    /// The open entries below what begins at `above` are those of a message's `count` fragments behind its first from now on. `false`: there are not as
+    /// many in one piece.
+    fn claim(&mut self, (owner, number): (Owner, u32), count: u32, above: u64) -> bool {
+        let Some(open) = self
+            .aims
+            .front_mut()
+            .filter(|aim| aim.is_open() && aim.count() >= count)
+        else {
+            return false;
+        };
+        if above != open.start + u64::from(open.step) && !mutant!(ClaimedAcross) {
+            return false;
+        }
+        let claimed = Aim {
+            owner,
+            number,
+            position: 1,
+            until: 2,
+            more: count - 1,
+            ..*open
+        };
+        match open.count() == count {
+            true => *open = claimed,
+            false => {
+                open.pass(count);
+                self.aims.push_front(claimed);
+            }
+        }
+        self.open.standing -= count;
+        self.zoned = self.posted;
+        true
+    }
+
+    /// A message's fragments come to entries that were not posted for it, and are copied from there.
+    fn leave_all_out(&mut self, message: &mut Arriving, owner: Owner) {
+        let count = message.fragment_count();
+        message.slots.posted = count;
+        self.aims
+            .push_front(Aim::skipped(owner, message.number, 0..count));
+    }
+}
+
+impl Open {
+    /// Takes memory for open entries, if there is more than a message of the session can need.
+    fn begin(&mut self, terms: &InboundTerms, memory: &mut Memory<'_>) -> Option<Region> {
+        let len = u64::from(SLOTS) * u64::from(terms.layout.payload_len());
+        let geometry = terms.layout.session_message(len).ok()?;
+        let (zone_len, front_margin) = terms.zone_of(&geometry);
+        let start = memory.arena.allocate_in(zone_len, 0, memory.registered_len)?;
+        if !memory.arena.fits(terms.zone_len_max()) {
+            memory.arena.free(start, zone_len);
+            return None;
+        }
+        memory.arena.share(start, zone_len);
+        self.regions = self.regions.wrapping_add(1);
+        Some(Region {
+            zone: Zone::of_arena(start, zone_len),
+            layout: terms.layout,
+            next: (start + front_margin).wrapping_add_signed(geometry.rx_frame_start(SLOTS - 1)),
+            left: SLOTS,
+        })
+    }
+}
+
+impl Arriving {
+    /// Its entries are open ones, the first of which its last fragment's packet meets; that begins at UMEM address `start`.
+    fn claimed(&mut self, start: u64, arena: &mut Arena) {
+        let count = self.fragment_count();
+        let payload = start.wrapping_sub_signed(self.geometry.rx_frame_start(count - 1));
+        arena.join(payload);
+        let len = u64::from(count) * u64::from(self.geometry.layout().payload_len());
+        self.slots.zone = Some(Zone::of_arena(payload, len));
+        self.slots.payload = payload;
+        self.slots.may_post = true;
+        self.slots.posted = count;
+        self.is_claimed = true;
+    }
+}
+
+impl Inbound {
+    /// Whether its sender's messages may come unannounced.
+    pub(super) fn goes_ahead(&self) -> bool {
+        let caps = &self.terms.caps;
+        self.terms.goes_ahead && self.lands() && caps.witness && caps.capacity == 0 && caps.held == 0
+    }
+
+    /// Whether the next message is known from now on, of whose fragment number `index` so many payload bytes lie at a UMEM address: that fragment is
+    /// its last, which travels first, and ends with its facts.
+    fn learn(
+        &mut self,
+        (number, index): (u32, u32),
+        payload: u64,
+        len: u64,
+        umem: &Umem,
+        now_ns: u64,
+    ) -> bool {
+        if !self.terms.goes_ahead || number != self.order.announced() || len < Facts::LEN as u64 {
+            return false;
+        }
+        let mut bytes = [0; Facts::LEN];
+        umem.copy_from(payload + len - Facts::LEN as u64, &mut bytes);
+        let facts = self.places.evidence().facts(bytes);
+        let geometry = facts.and_then(|facts| Facts::geometry(&self.terms.layout, facts.len.get()));
+        let (Some(facts), Some(geometry)) = (facts, geometry) else {
+            return false;
+        };
+        let last = geometry.fragment_count() - 1;
+        let is_its = (facts.session_key, facts.message) == (self.terms.key.into(), number.into())
+            && (index, len) == (last, geometry.fragment_len(last).into())
+            && last < self.terms.window.fragments()
+            && facts.sent.get() == self.order.packets() as u32;
+        let about = About {
+            len: facts.len.get(),
+            tag: facts.tag.get(),
+            words: Words::NONE,
+            has_facts: true,
+        };
+        if !is_its || (self.announce(number, &about, Release::Whole, now_ns)).is_err() {
+            return false;
+        }
+        if let Some(at) = self.order.position_of(number) {
+            self.order.at_mut(at).proof.announced = Some(facts.digest.get());
+        }
+        self.places.repair.ahead += 1;
+        self.credit = facts.credit;
+        true
+    }
+
+    /// A datagram of a message came that is not known. If it has facts, the message is known from now on; else its sender is to say what it is.
+    #[cold]
+    pub(super) fn learn_from(&mut self, datagram: &Datagram, umem: &Umem, now_ns: u64) {
+        let (number, index, _) = datagram.fragment;
+        match self.learn((number, index), datagram.from, datagram.len, umem, now_ns) {
+            true => self.places.repair.ahead_copied += 1,
+            false => self.told.is_unknown(),
+        }
+    }
+}
+
+impl Sessions {
+    /// A packet of a message landed that is not known. If it has facts, the message is known from now on: gives what the entry `aim`, in which the packet
+    /// lies, is for.
+    #[cold]
+    pub(super) fn claim(
+        &mut self,
+        aim: &Aim,
+        packet: &Packet,
+        entry: &LogEntry,
+        umem: &Umem,
+        memory: &mut Memory<'_>,
+        now_ns: u64,
+    ) -> Option<Aim> {
+        let inbound = self.at_mut(entry.session)?;
+        let header_len = u64::from(inbound.terms.layout.fragment_header_len(entry.index));
+        let len = u64::from(packet.len).checked_sub(header_len + u64::from(entry.padding_len))?;
+        let first = (entry.message, entry.index);
+        if !inbound.learn(first, packet.start + header_len, len, umem, now_ns) {
+            return None;
+        }
+        self.limits_messages = true;
+        if memory.placing.is_some() {
+            let inbound = self.at_mut(entry.session)?;
+            inbound.place(memory);
+        } else {
+            self.bound_memory(entry.session, memory);
+        }
+        let Sessions { rows, entries, .. } = self;
+        let inbound = rows[usize::from(entry.session)].as_deref_mut()?;
+        let (owner, terms, may_take) = (inbound.owner(), &inbound.terms, &mut inbound.may_take);
+        let at = inbound.order.position_of(entry.message)?;
+        let message = inbound.order.at_mut(at);
+        let rest = message.fragment_count() - 1;
+        let mut known = *aim;
+        let its = (owner, entry.message);
+        if memory.placing.is_none() && aim.is_open() && entries.claim(its, rest, aim.start) {
+            message.claimed(aim.start, memory.arena);
+            (known.owner, known.number, known.position, known.until) = (owner, entry.message, 0, 1);
+        } else {
+            inbound.places.repair.ahead_copied += 1;
+            if memory.find(message, terms, true, may_take) {
+                entries.leave_all_out(message, owner);
+            }
+        }
+        inbound.order.look_for_unposted();
+        Some(known)
+    }
+
+    /// What came with the last message of a peer's session of the one that goes the other way.
+    pub(crate) fn next_credit(&mut self) -> Option<(u16, Credit)> {
+        let inbound = { self.iter_mut() }.find(|inbound| inbound.credit.session != 0)?;
+        Some((inbound.terms.peer.index, std::mem::take(&mut inbound.credit)))
+    }
+
+    /// Whether the sender in a row may send what it has not announced.
+    pub(super) fn may_go_ahead(&self, inbound: &Inbound) -> bool {
+        self.taken().count() == 1 && inbound.goes_ahead() && inbound.opens
+    }
+
+    /// Opens entries behind a short message that came alone.
+    pub(super) fn open(&mut self, queue: &mut impl RxQueue, memory: &mut Memory<'_>) -> u32 {
+        let Some(inbound) = self.taken().next().and_then(|row| self.at(row)) else {
+            return 0;
+        };
+        let (terms, wanted) = (inbound.terms, STANDING.saturating_sub(self.entries.open.standing));
+        let is_wanted = wanted >= REFILL
+            && inbound.order.front().is_none()
+            && self.may_go_ahead(inbound)
+            && memory.opens
+            && memory.placing.is_none();
+        if !is_wanted {
+            return 0;
+        }
+        let room = terms.limits.posted_max.saturating_sub(self.entries.outstanding());
+        let room = queue.room(wanted).min(room).min(wanted);
+        let mut written = 0;
+        while written < room {
+            let entries = self.entries.write_open(queue, &terms, memory, room - written);
+            if entries == 0 {
+                self.arrivals.open_refused += 1;
+                break;
+            }
+            self.has_written(queue, entries, entries);
+            written += entries;
+        }
+        self.limits_messages |= written > 0;
+        if let Some(inbound) = self.at_mut(terms.row()) {
+            // Without memory it is tried again behind the next message.
+            inbound.opens = written > 0;
+        }
+        written
+    }
+}

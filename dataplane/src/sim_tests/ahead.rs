@@ -1,0 +1,192 @@
+//! Messages that come unannounced, in open entries.
+#![cfg(test)]
+
+use std::time::Duration;
+
+use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::manifest::FragmentHasher;
+use lm_protocol::wire::lm::Facts;
+use zerocopy::IntoBytes;
+
+use super::bed::{Bed, BedConfig, noise};
+use crate::completion::{Outcome, PeerId};
+use crate::mutants::{Mutant, PUT_IN};
+
+/// Two hosts in copy mode with a session each way, that have exchanged a short message.
+fn exchanging(config: &BedConfig) -> (Bed, [PeerId; 2]) {
+    let mut bed = Bed::new(config);
+    let peers = [0, 1].map(|host| bed.session(host, WireMode::Lm, 1 << 20));
+    round_trip(&mut bed, peers, 7168);
+    (bed, peers)
+}
+
+/// A message goes to the host at the other end, and another one back.
+fn round_trip(bed: &mut Bed, peers: [PeerId; 2], len: usize) {
+    for from in [0, 1] {
+        let payload = noise(len as u64 * 2 + from as u64, len);
+        bed.send(from, peers[from], &payload, 7);
+        let message = bed.recv(1 - from);
+        assert!(message[..] == *payload, "{len} bytes differ");
+    }
+}
+
+/// Messages of two to 64 fragments, to and fro, many regions long: each lands where it is shown, but those at a region's end.
+#[test]
+fn short_messages_land_without_asking() {
+    let (mut bed, peers) = exchanging(&BedConfig::default());
+    let (mut messages, mut fragments) = (0, 0);
+    for step in 0..800 {
+        let len = 1449 + step * 1759 % 20_000;
+        round_trip(&mut bed, peers, len);
+
+        messages += 1;
+        fragments += (len + 64).div_ceil(1448) as u64;
+    }
+    bed.rounds(2);
+    for host in &bed.hosts {
+        let counters = &host.counters;
+        assert_eq!(
+            (counters.messages_ahead, counters.open_refused),
+            (messages, 0),
+            "{counters:?}"
+        );
+        assert!(
+            counters.messages_ahead_copied <= fragments / 512 + 1,
+            "{}",
+            counters.messages_ahead_copied
+        );
+        assert!(counters.user_copied_bytes <= counters.messages_ahead_copied * 22_000);
+    }
+    bed.check_clean();
+    end(&mut bed);
+}
+
+/// Facts that lie are none: their message is announced after all, and repeated.
+#[test]
+fn facts_that_lie_are_not_believed() {
+    let lies: [fn(&mut Facts); 8] = [
+        |facts| facts.len += 1,
+        |facts| facts.len -= 3000,
+        |facts| facts.len = u64::MAX.into(),
+        |facts| facts.len = 0.into(),
+        |facts| facts.message = facts.message.get().wrapping_add(1).into(),
+        |facts| facts.message = facts.message.get().wrapping_sub(1).into(),
+        |facts| facts.sent = facts.sent.get().wrapping_add(1).into(),
+        |facts| facts.session_key = (facts.session_key.get() ^ 1).into(),
+    ];
+    for (number, lie) in lies.into_iter().enumerate() {
+        let (mut bed, peers) = exchanging(&BedConfig::default());
+        let hasher = FragmentHasher::new(bed.key(0, peers[0]));
+        let mut lied = false;
+        bed.wire.set_filter(move |from, packet| {
+            let facts = packet.last_chunk_mut().filter(|_| from == 0 && !lied);
+            if let Some(bytes) = facts
+                && let Some(mut facts) = Facts::read(*bytes, &hasher)
+            {
+                lied = true;
+                lie(&mut facts);
+                bytes.copy_from_slice(facts.seal(&hasher).as_bytes());
+            }
+            true
+        });
+        // What was posted for a message whose packets were dropped is used by others'.
+        for _ in 0..20 {
+            round_trip(&mut bed, peers, 7168);
+        }
+        let counters = bed.hosts[1].counters;
+        assert!(counters.drops.fragment_stale > 0, "lie {number}");
+        assert_eq!(
+            (counters.violations.total(), counters.messages_incomplete),
+            (0, 0),
+            "lie {number}"
+        );
+        end(&mut bed);
+    }
+}
+
+/// An application that keeps short messages keeps regions, as far as the longest message has memory beside them; others are announced.
+#[test]
+fn kept_messages_leave_memory_to_others() {
+    let (mut bed, peers) = exchanging(&BedConfig::default());
+    let mut kept = Vec::new();
+    while bed.hosts[1].counters.open_refused == 0 {
+        let number = kept.len() as u64;
+        bed.send(0, peers[0], &noise(number, 7168), number);
+        kept.push(bed.recv(1));
+        let arena = &bed.hosts[1].landing.as_ref().expect("landing").arena;
+        assert!(arena.shared() as u64 <= arena.len() / (512 * 1448));
+    }
+    round_trip(&mut bed, peers, 1 << 20);
+    assert!(
+        kept.iter()
+            .zip(0..)
+            .all(|(message, number)| message[..] == noise(number, 7168)[..])
+    );
+    assert!(bed.hosts[1].counters.messages_ahead > 90, "{}", kept.len());
+    drop(kept);
+    end(&mut bed);
+}
+
+/// Messages that claimed entries which are not in one piece would be copied without being counted, or lie over others.
+#[test]
+fn a_claim_across_two_regions_is_found() {
+    PUT_IN.set(Some(Mutant::ClaimedAcross));
+    let found = std::panic::catch_unwind(short_messages_land_without_asking);
+    PUT_IN.set(None);
+    assert!(found.is_err());
+}
+
+/// Every message is confirmed, and nothing of them is left.
+fn end(bed: &mut Bed) {
+    bed.pass(Duration::from_millis(30));
+    for engine in &mut bed.hosts {
+        let completions = engine.told.completions();
+        assert!(
+            completions
+                .iter()
+                .all(|completion| completion.outcome == Outcome::Delivered)
+        );
+        completions.clear();
+    }
+    bed.check_memory();
+}
+
+/// A packet that is lost costs the messages behind it copies, and no bytes; those that follow land in place again.
+#[test]
+fn what_is_lost_of_them_comes_again() {
+    // Of a message of five packets each one in turn, in a round trip of its own, and the same of three messages in a row.
+    for lost in 0..15 {
+        let (mut bed, peers) = exchanging(&BedConfig::default());
+        round_trip(&mut bed, peers, 7168);
+        let payloads: Vec<Vec<u8>> = (0..3).map(|at| noise(at, 7168)).collect();
+        let before = bed.hosts[1].counters;
+        let mut fragments = 0;
+        bed.wire.set_filter(move |from, packet| {
+            fragments += u32::from(from == 0 && packet.len() > 1000 || fragments > 0 && from == 0);
+            from != 0 || fragments != lost + 1
+        });
+        for payload in &payloads {
+            bed.send(0, peers[0], payload, 7);
+        }
+        for payload in &payloads {
+            let message = bed.recv(1);
+            assert!(message[..] == **payload, "{lost}");
+        }
+        bed.wire.clear_filter();
+        let after = bed.hosts[1].counters;
+        assert!(
+            after.fragments_requested - before.fragments_requested >= 1,
+            "{lost}"
+        );
+        bed.pass(Duration::from_millis(5));
+        for _ in 0..3 {
+            round_trip(&mut bed, peers, 7168);
+        }
+        let copied = bed.hosts[1].counters.user_copied_bytes;
+        for _ in 0..10 {
+            round_trip(&mut bed, peers, 7168);
+        }
+        assert_eq!(bed.hosts[1].counters.user_copied_bytes, copied, "{lost}");
+        end(&mut bed);
+    }
+}
