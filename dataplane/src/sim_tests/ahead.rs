@@ -162,7 +162,7 @@ fn what_is_lost_of_them_comes_again() {
         let before = bed.hosts[1].counters;
         let mut fragments = 0;
         bed.wire.set_filter(move |from, packet| {
-            fragments += u32::from(from == 0 && packet.len() > 1000 || fragments > 0 && from == 0);
+            fragments += u32::from(from == 0 && (packet.len() > 1000 || fragments > 0));
             from != 0 || fragments != lost + 1
         });
         for payload in &payloads {
