@@ -131,7 +131,9 @@ impl<P: Port> Engine<P> {
         };
         let session = Credit::session_of(inbound.terms.key);
         let mut outbound = self.peers.at(inbound.terms.peer.index).outbound.as_mut();
-        if let Some(outbound) = &mut outbound {
+        if let Some(outbound) = &mut outbound
+            && outbound.terms.goes_ahead
+        {
             outbound.credit_behind = Credit::default();
             let left = std::mem::take(&mut outbound.credit_left);
             if left.session == session {

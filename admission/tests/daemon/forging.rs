@@ -142,7 +142,8 @@ fn forge(thief: &mut Sender, macs: &[[u8; 6]; 2], grant: &Grant, addresses: [Soc
                 session_key,
                 packet_limit: 100,
                 delivered: grant.first_message + delivered,
-                announced: grant.first_message + delivered,
+                // What is not announced yet is not sent.
+                announced: grant.first_message + 1,
                 lands: true,
             };
             thief.send(macs, from, to, &credit);

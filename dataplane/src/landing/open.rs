@@ -313,7 +313,9 @@ impl Sessions {
 
     /// What came with the last message of a peer's session of the one that goes the other way.
     pub(crate) fn next_credit(&mut self) -> Option<(u16, Credit)> {
-        let inbound = { self.iter_mut() }.find(|inbound| inbound.credit.session != 0)?;
+        let says = |row: &u8| self.at(*row).is_some_and(|inbound| inbound.credit.session != 0);
+        let row = self.taken().find(says)?;
+        let inbound = self.at_mut(row)?;
         Some((inbound.terms.peer.index, std::mem::take(&mut inbound.credit)))
     }
 
@@ -327,15 +329,14 @@ impl Sessions {
         let Some(inbound) = self.taken().next().and_then(|row| self.at(row)) else {
             return 0;
         };
-        let (terms, wanted) = (inbound.terms, STANDING.saturating_sub(self.entries.open.standing));
-        let is_wanted = wanted >= REFILL
-            && inbound.order.front().is_none()
-            && self.may_go_ahead(inbound)
-            && memory.opens
-            && memory.placing.is_none();
-        if !is_wanted {
+        if inbound.order.front().is_some() || !inbound.opens || !memory.opens {
             return 0;
         }
+        let wanted = STANDING.saturating_sub(self.entries.open.standing);
+        if wanted < REFILL || !self.may_go_ahead(inbound) || memory.placing.is_some() {
+            return 0;
+        }
+        let terms = inbound.terms;
         let room = terms.limits.posted_max.saturating_sub(self.entries.outstanding());
         let room = queue.room(wanted).min(room).min(wanted);
         let mut written = 0;

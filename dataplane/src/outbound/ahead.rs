@@ -67,10 +67,7 @@ impl Outgoing {
         hasher: &FragmentHasher,
     ) {
         let count = self.geometry.fragment_count();
-        for index in 0..count {
-            self.note_digest(index, digests, umem, hasher);
-        }
-        self.note_message_digest(digests, session_key);
+        self.note_digests(session_key, digests, umem, hasher);
         let facts = Facts {
             session_key: session_key.into(),
             message: self.number.into(),

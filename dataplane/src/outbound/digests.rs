@@ -56,12 +56,30 @@ impl Outgoing {
         umem: &Umem,
         hasher: &FragmentHasher,
     ) {
-        let mut payload = self.payload(index, umem);
-        if self.has_facts {
-            let own = self.len.saturating_sub(self.geometry.message_offset(index));
-            payload = &payload[..payload.len().min(own as usize)];
+        digests.set(self.start, index, hasher.digest(self.payload(index, umem)));
+    }
+
+    /// Keeps the digests of all fragments, as far as these are the message's own bytes where it has facts, and the message's.
+    pub(super) fn note_digests(
+        &mut self,
+        key: u64,
+        digests: &mut FragmentDigests,
+        umem: &Umem,
+        hasher: &FragmentHasher,
+    ) {
+        for index in 0..self.geometry.fragment_count() {
+            let payload = self.payload(index, umem);
+            let own = match self.has_facts {
+                true => self.len.saturating_sub(self.geometry.message_offset(index)) as usize,
+                false => payload.len(),
+            };
+            digests.set(
+                self.start,
+                index,
+                hasher.digest(&payload[..own.min(payload.len())]),
+            );
         }
-        digests.set(self.start, index, hasher.digest(payload));
+        self.note_message_digest(digests, key);
     }
 
     /// Every fragment's digest is known.
@@ -143,10 +161,7 @@ impl Outbound {
         }
         if outgoing.digest.is_none() {
             // Not fully sent, and its receiver settles it without the rest: once for each message.
-            for index in 0..count {
-                outgoing.note_digest(index, digests, umem, &self.digests.hasher);
-            }
-            outgoing.note_message_digest(digests, self.terms.key);
+            outgoing.note_digests(self.terms.key, digests, umem, &self.digests.hasher);
         }
         // What it lacks now is all that it lacks.
         self.digests.wanted.clear();
