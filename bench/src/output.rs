@@ -123,7 +123,7 @@ pub struct Output {
     /// Transfers that began: what none can go on with has a name of this number.
     begun: u32,
     force: bool,
-    /// So many bytes of the file system stay free; `None`: a twentieth of it, at most 1 GiB.
+    /// Bytes of the file system that stay free; `None`: a twentieth of it, at most 1 GiB.
     pub keep_free: Option<u64>,
     /// Whether a transfer is complete only when the disk has it, and its name.
     pub fsync: bool,

@@ -158,7 +158,7 @@ pub struct Counters {
     pub fragments_one_copy: u64,
     /// Messages that were copied out of their landing zone, since packets were lost that were to use it up.
     pub messages_copied_out: u64,
-    /// Messages that came unannounced, and their sender asked nothing first.
+    /// Messages that came unannounced.
     pub messages_ahead: u64,
     /// Those of them whose fragments were copied: a region of slots ended, or a packet was lost before them.
     pub messages_ahead_copied: u64,

@@ -113,7 +113,7 @@ impl<R: RxQueue> LandingSide<R> {
             arena: &mut self.arena,
             placing: self.placing.as_deref_mut(),
             registered_len: self.registered_len,
-            // Who reads a message while it arrives is told when it is announced.
+            // Reading a message while it arrives begins with its announcement.
             opens: self.watching.peers.is_empty(),
         };
         (&mut self.sessions, &mut self.rx, memory)

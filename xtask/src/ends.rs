@@ -18,7 +18,7 @@ pub struct Ends {
     /// LM's mode, as `--mode` of its tools takes it.
     pub mode: &'static str,
     does: Does,
-    /// Of the near end, which sends for so long in all, and of the far end, whose time begins later where it waits for
+    /// Of the near end, its whole time of sending, and of the far end, whose time begins later where it waits for
     /// other senders.
     pub seconds: [f64; 2],
     /// Payload bits of a stream, or round trips, a second; else as many as go.

@@ -240,7 +240,7 @@ impl Config {
         hosts.iter().map(|host| host.at(self.control_port)).collect()
     }
 
-    /// Who decides, where one host receives at an instant.
+    /// The hosts that decide, where one host receives at an instant.
     pub fn voters(&self) -> Option<Vec<SocketAddrV4>> {
         (self.policy == PolicyName::Exclusive).then(|| self.at_port(&self.voter))
     }

@@ -243,7 +243,7 @@ impl Entries {
         self.quarantine_until(zone, left, self.zoned);
     }
 
-    /// Keeps a zone until so many entries are used.
+    /// Keeps a zone until the entry count `posted` is used.
     pub(super) fn quarantine_until(&mut self, zone: Zone, left: Left, posted: u64) {
         let until = Quarantine { posted };
         self.quarantined.push(Quarantined { zone, left, until });

@@ -174,7 +174,7 @@ impl Inbound {
         self.stand == Stand::Draining && front.is_none_or(|message| message.slots.zone.is_none())
     }
 
-    /// Whether its messages go to and fro with others, so that somebody waits for each.
+    /// Whether its messages go to and fro with others, so that each is waited for.
     pub(crate) fn is_exchange(&self) -> bool {
         self.opens && self.goes_ahead()
     }

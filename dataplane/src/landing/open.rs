@@ -9,7 +9,7 @@
 //!  B (2)                                 B1 facts  B0        B1 covers the header that A0 left in slot 1's upper end, or leaves it
 //! ```
 //! No later packet reaches the message above (I1), and the header of a lowest fragment lies between two messages, so that nothing is saved
-//! and put back (I5). That header may be gone before anybody looks: facts pair the first packet, and the digest proves all (I3).
+//! and put back (I5). That header may be gone before it is looked at: facts pair the first packet, and the digest proves all (I3).
 //!
 //! What does not find its slots in one piece, since a region ends there or its first packet met another message's entry behind a loss, has
 //! memory of its own, and each of its fragments is copied there. So are the first ones of an announced message that comes to open entries.
@@ -39,7 +39,7 @@ use crate::words::Words;
 const SLOTS: u32 = 512;
 /// Open entries that are to stand: packets that a sender may send unannounced.
 const STANDING: u32 = Facts::FRAGMENTS_MAX;
-/// So many of them are used before others are opened.
+/// Used entries after which others are opened.
 const REFILL: u32 = 16;
 /// Owner of open entries: no session has this serial.
 const NO_SESSION: Owner = Owner { serial: 0, row: 0 };
@@ -210,7 +210,7 @@ impl Inbound {
         self.terms.goes_ahead && self.lands() && caps.witness && caps.capacity == 0 && caps.held == 0
     }
 
-    /// Whether the next message is known from now on, of whose fragment number `index` so many payload bytes lie at a UMEM address: that fragment is
+    /// Whether the next message is known from now on. `len` bytes of its fragment `index` lie at UMEM address `payload`; that fragment is
     /// its last, which travels first, and ends with its facts.
     fn learn(
         &mut self,

@@ -334,7 +334,7 @@ impl Sessions {
         total
     }
 
-    /// Entries for so many packets are written.
+    /// Entries for `packets` packets are written.
     pub(super) fn has_written(&mut self, queue: &mut impl RxQueue, packets: u32, frames: u32) {
         queue.submit(frames);
         self.entries.frames_out += frames;

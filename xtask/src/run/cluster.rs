@@ -102,7 +102,7 @@ fn check(reports: &[Value]) -> Result<usize> {
     let mut pairs = 0;
     for (at, sent) in reports.iter().enumerate() {
         for received in [&reports[..at], &reports[at + 1..]].concat() {
-            // Of those whose session ended early some may have come, as of those that nobody repeats.
+            // Of messages whose session ended early some may have come, as of those without repetition.
             let fates = fates::compare("unreliable", 1.., sent, &received)
                 .with_context(|| format!("{} to {}", sent["address"], received["address"]))?;
             ensure!(

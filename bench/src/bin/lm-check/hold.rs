@@ -13,7 +13,7 @@ pub(crate) struct Held<M> {
     limit_bytes: u64,
     #[serde(skip)]
     bytes: u64,
-    /// Each with the digest that it had when it was delivered; the one whose turn it is comes first.
+    /// Each with the digest that it had when it was delivered; the next one to be read comes first.
     #[serde(skip)]
     kept: VecDeque<(M, u64)>,
     /// Messages that were kept.

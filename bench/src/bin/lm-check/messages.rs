@@ -6,7 +6,7 @@
 //! *life*, which whoever starts it again counts up, in its upper half, and the message's number in its lower half: what
 //! comes twice, or from an earlier life after a later one, is a fault.
 //!
-//! What became of each message is one letter in a text, the n-th letter for message n; who started the programs compares
+//! What became of each message is one letter in a text, the n-th letter for message n; the program that started both compares
 //! the texts. The sender's letters:
 //!
 //! | `d` | `i` | `e` | `t` | `?` |

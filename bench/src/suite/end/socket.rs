@@ -42,7 +42,7 @@ pub(super) struct Socket {
     handed_over: u64,
     /// Of these, what does not wait to leave any more, when that was asked last.
     over: u64,
-    /// Whether it answers, and whom.
+    /// Whether it answers, and to which address.
     answers: bool,
     answered: Option<PeerId>,
     payload: Vec<u8>,
@@ -100,7 +100,7 @@ impl Socket {
             keep,
             handed_over: 0,
             over: 0,
-            // Who only receives answers nobody.
+            // An end that only receives sends no answers.
             answers: args.side == Side::Far && !matches!(spec.task, Task::Stream { .. }),
             answered: None,
             payload: vec![0x5a; len as usize],

@@ -75,7 +75,7 @@ fn ask(both: &mut dyn Both, len: usize, count: u64, seconds: f64) -> Result<Outc
     let mut asked = Instant::now();
     // Round trips without a load are not what was asked for, however many there are.
     while (histogram.count() < count || long < LONG_LEAST) && Instant::now() < until {
-        // Nobody repeats what was lost, perhaps, but who asked.
+        // What was lost, perhaps, is repeated by the asking end alone.
         let is_due = since.is_none() || asked.elapsed() > AGAIN;
         let now = Instant::now();
         // One message in each turn: what comes is looked for in between.
@@ -247,7 +247,7 @@ impl Both for OfLm {
 struct OfUdp {
     long: UdpSocket,
     short: UdpSocket,
-    /// Whom the far end answers.
+    /// The address that the far end answers to.
     peer: Option<SocketAddr>,
     is_near: bool,
     datagram: Vec<u8>,

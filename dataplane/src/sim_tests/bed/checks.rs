@@ -49,7 +49,7 @@ impl Bed {
         // With facts, if it came with some.
         let geometry = Facts::geometry(&layout, message.len() as u64).unwrap_or(geometry);
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
-        // In zero-copy mode packets that nobody sent may be longer than a fragment: to the chunk's end (I2).
+        // In zero-copy mode foreign packets may be longer than a fragment: to the chunk's end (I2).
         let (before, behind) = match engine.fixed.caps.witness {
             true => (0, 0),
             false => (
@@ -74,7 +74,7 @@ impl Bed {
         }
     }
 
-    /// The same of one host, whose last rounds were long enough ago for it to have taken everything back.
+    /// The same of one host, after rounds in which it has taken everything back.
     pub(crate) fn check_memory_of(&mut self, host: usize) {
         let engine = &mut self.hosts[host];
         let (free, held) = engine.small.frames();

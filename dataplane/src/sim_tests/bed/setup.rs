@@ -32,7 +32,7 @@ pub(crate) struct BedConfig {
     pub(crate) lease: Duration,
     /// Fill and RX ring of the landing channels.
     pub(crate) landing_ring_len: u32,
-    /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
+    /// Whether the bed watches over free landing memory and zones' margins. Not where the soak does, or where nothing
     /// may be allocated.
     pub(crate) guarded: bool,
     /// What both hosts do for what they send.

@@ -47,7 +47,7 @@ pub enum List {
 /// Devices with zero-copy.
 const CARDS: &[Device] = &[Device::Igb, Device::VirtioNet];
 
-/// All checks, in the order in which they run, by who runs them and what they are of. A new one needs an entry here and
+/// All checks, in the order in which they run, by the program that runs them and their subject. A new one needs an entry here and
 /// nothing else.
 pub const TABLE: &[(List, &[Device], &[Check])] = &[
     (
@@ -225,7 +225,7 @@ pub const SPOILED: [(&str, Spoil); 4] = [
 /// A check of one device.
 #[derive(Clone, Copy)]
 pub struct Selected {
-    /// Who runs it.
+    /// The program that runs it.
     pub list: List,
     /// The entry of the table.
     pub check: &'static Check,
