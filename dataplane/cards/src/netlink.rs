@@ -11,7 +11,7 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// A dump that changed while it was read is started again so often.
+/// Readings of a dump that changed while it was read (`NLM_F_DUMP_INTR`), the first one among them.
 const DUMP_ATTEMPTS: u32 = 4;
 
 /// `NLM_F_DUMP_INTR` of `linux/netlink.h`.
@@ -52,7 +52,7 @@ pub fn open(protocol: isize) -> io::Result<Socket> {
 ///
 /// # Errors
 ///
-/// What the kernel answers, or the socket.
+/// What the kernel answers, or the socket; or that a list changed each time while it was read.
 pub fn ask<M>(socket: &Socket, request: &M, flags: u16) -> io::Result<Vec<M>>
 where
     M: NetlinkSerializable + NetlinkDeserializable + Clone,
@@ -60,17 +60,16 @@ where
     NetlinkPayload<M>: From<M>,
 {
     let is_dump = flags & NLM_F_DUMP != 0;
-    let mut result = Vec::new();
     for _ in 0..DUMP_ATTEMPTS {
-        result.clear();
+        let mut result = Vec::new();
         socket.send(&serialized(request, flags), 0)?;
         let mut consistent = true;
         while !read(&socket.recv_from_full()?.0, is_dump, &mut consistent, &mut result)? {}
         if consistent || !is_dump {
-            break;
+            return Ok(result);
         }
     }
-    Ok(result)
+    Err(io::Error::other("a list changes as it is told: try again"))
 }
 
 /// A request as the kernel takes it.
