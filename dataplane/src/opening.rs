@@ -196,8 +196,8 @@ impl MemoryPlan {
 /// Frames for entries that have no place in a landing zone.
 pub(crate) const fn spare_frame_count(caps: &Caps) -> u32 {
     let placeless = if caps.witness { 0 } else { SPARE_FRAMES };
-    // Those that fill a lap up, or are kept back, are out while the next ones are posted.
-    placeless + 3 * (caps.lap - 1 + caps.held)
+    // Those that fill a lap up are out while the next ones are posted.
+    placeless + 3 * (caps.lap - 1)
 }
 
 /// Which queues carry what.

@@ -181,12 +181,6 @@ pub trait RxQueue: fmt::Debug + Send {
         Ok(())
     }
 
-    /// The address of an entry that comes back unused, in any order, and before a packet is available that used one behind it. No packet
-    /// will be accepted for it, and its frame is free.
-    fn recalled(&mut self) -> Option<u64> {
-        None
-    }
-
     /// Descriptors of received packets: at most `max`.
     fn available(&mut self, max: u32) -> u32;
 
@@ -277,10 +271,6 @@ pub struct Caps {
     /// When all before it are used it takes that one for a packet, frees a frame twice, and the kernel's memory is corrupt. At the
     /// ring's end it clears the length.
     pub lap: u32,
-    /// Landing entries that the device keeps back: it gives a packet out when so many are posted behind the packet's own (a poll-mode
-    /// driver that needs a replacement for each, and takes several at once). Behind the last expected packet they are spare frames, and
-    /// what comes there is copied. Only where `capacity` and `lap` are not used.
-    pub held: u32,
     /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
     /// and its driver never lacks some. Only without a witness.
     pub kept_frames: u32,
@@ -302,7 +292,6 @@ impl Caps {
             witness: true,
             page_ends: false,
             lap: 1,
-            held: 0,
             kept_frames: 0,
             tx_bound: 0,
             tx_steers: false,

@@ -25,11 +25,6 @@ pub trait Bell: Debug + Send {
     /// See [`WakeError`].
     fn wake_rx(&self) -> Result<(), WakeError>;
 
-    /// See [`RxQueue::recalled`].
-    fn recalled(&self) -> Option<u64> {
-        None
-    }
-
     /// See [`RxQueue::drops`].
     fn drops(&self) -> QueueDrops;
 }
@@ -118,11 +113,6 @@ impl<B: Bell> RxQueue for RingRx<B> {
     #[inline]
     fn wake(&mut self) -> Result<(), WakeError> {
         self.bell.as_ref().ok_or(WakeError::Gone)?.wake_rx()
-    }
-
-    #[inline]
-    fn recalled(&mut self) -> Option<u64> {
-        self.bell.as_ref()?.recalled()
     }
 
     #[inline]

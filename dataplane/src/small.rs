@@ -6,7 +6,6 @@ use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, PEERS_MAX};
 use crate::eager::{EAGER_CREDIT, EagerOut};
 use crate::frames::{Frame, FramePool};
 use crate::handlers::{Handler, HandlerError, HandlerId, Handlers};
-use crate::memory::PACKET_HEADROOM;
 use crate::port::RxQueue;
 use crate::ring::Descriptor;
 use crate::stream::Stream;
@@ -207,13 +206,6 @@ impl<R: RxQueue> Small<R> {
     /// Posts frames, each of which `prepare` hears of before.
     pub(crate) fn replenish(&mut self, peers: usize, mut prepare: impl FnMut(u64)) {
         let Some(general) = &mut self.general else { return };
-        while let Some(address) = general.rx.recalled() {
-            let index = self.frames.index_of(address + PACKET_HEADROOM);
-            if let Some(index) = index.filter(|&index| std::mem::take(&mut general.out[index])) {
-                self.frames.put(self.frames.reclaim_index(index));
-                general.posted -= 1;
-            }
-        }
         // The frames used last come first, and only as many as the peers' credits allow: a short list of
         // frames stays in the cache.
         let target = self.kept_frames + GENERAL_FRAMES_SPARE + EAGER_CREDIT.most * peers.max(1) as u32;

@@ -109,11 +109,6 @@ pub(super) struct SimChannel {
     pub(super) statistics: XdpStatistics,
     /// Frames that came back without a descriptor: used first, from the end.
     returned: Vec<u64>,
-    /// Entries that the device keeps back, and in copy mode the packets that wait for as many behind theirs.
-    held: u32,
-    waiting: VecDeque<(Vec<u8>, Exhaustion)>,
-    /// Entries that came back unused.
-    recalled: VecDeque<u64>,
     device: Option<Device>,
     /// Where packets may be written, if a test said so, and how often one was written elsewhere.
     bounds: Option<Range<u64>>,
@@ -125,7 +120,6 @@ impl SimChannel {
         rings: (SimFill, SimRx, SimTx, SimCompletion),
         registered_len: u64,
         semantics: Semantics,
-        held: u32,
         bounds: Option<Range<u64>>,
     ) -> SimChannel {
         let (fill, rx, tx, completion) = rings;
@@ -143,9 +137,6 @@ impl SimChannel {
         };
         SimChannel {
             returned: Vec::with_capacity(fill.ring_len() as usize),
-            held,
-            waiting: VecDeque::new(),
-            recalled: VecDeque::new(),
             fill,
             rx,
             tx,
@@ -167,64 +158,6 @@ impl SimChannel {
             self.returned.extend(written.chain(device.posted.drain(..)));
         }
         lost as u64
-    }
-
-    /// Entries that no packet was written to.
-    fn unused(&mut self) -> u32 {
-        let ahead = self.device.as_ref().map_or(0, |device| device.posted.len());
-        (self.returned.len() + ahead) as u32 + self.fill.available(u32::MAX)
-    }
-
-    /// Copy mode: whether the next packet has to wait until more entries are posted.
-    pub(super) fn keeps_back(&mut self) -> bool {
-        self.held > 0 && (!self.waiting.is_empty() || self.unused() <= self.held)
-    }
-
-    pub(super) fn wait(&mut self, packet: &[u8], exhaustion: Exhaustion) {
-        self.waiting.push_back((packet.to_vec(), exhaustion));
-    }
-
-    /// A packet that has waited for long enough.
-    pub(super) fn next_waiting(&mut self) -> Option<(Vec<u8>, Exhaustion)> {
-        match self.waiting.is_empty() || self.unused() <= self.held {
-            true => None,
-            false => self.waiting.pop_front(),
-        }
-    }
-
-    /// Packets that were accepted and wait.
-    pub(super) fn waiting(&self) -> u64 {
-        self.waiting.len() as u64
-    }
-
-    /// Gives back each unused entry that `which` says, in the order of their use. How many there were, and how many are left for packets that
-    /// are still to be accepted.
-    pub(super) fn recall(&mut self, mut which: impl FnMut(u32) -> bool) -> (u32, u32) {
-        let mut unused = Vec::new();
-        if let Some(device) = &mut self.device {
-            unused.extend(device.posted.drain(..));
-            device.interrupted = true;
-        }
-        unused.extend(self.returned.drain(..).rev());
-        let on_ring = self.fill.available(u32::MAX);
-        unused.extend((0..on_ring).map(|at| self.fill.read(at)));
-        self.fill.release(on_ring);
-        let waiting = self.waiting.len();
-        let before = self.recalled.len();
-        for (at, entry) in (0..).zip(unused.drain(..)) {
-            match at >= waiting && which((at - waiting) as u32) {
-                true => self.recalled.push_back(entry),
-                false => self.returned.push(entry),
-            }
-        }
-        self.returned.reverse();
-        let left = self.returned.len() - waiting.min(self.returned.len());
-        ((self.recalled.len() - before) as u32, left as u32)
-    }
-
-    /// The next of these.
-    pub(super) fn next_recalled(&mut self) -> Option<u64> {
-        self.recalled.pop_front()
     }
 
     pub(super) fn short_laps(&self) -> u64 {
@@ -498,9 +431,6 @@ impl SimChannel {
 
     /// The next packet for the program, as it lies in memory now.
     pub(super) fn next_written(&mut self, mapping: &Mapping, packet: &mut Vec<u8>) -> Option<Written> {
-        if self.held > 0 && self.unused() < self.held {
-            return None;
-        }
         let written = self.device.as_mut()?.written.pop_front()?;
         packet.resize(written.len as usize, 0);
         let frame = mapping.pointer(written.entry + PACKET_HEADROOM, u64::from(written.len));

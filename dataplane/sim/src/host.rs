@@ -5,7 +5,6 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -242,18 +241,12 @@ impl SimNic {
         };
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
-        let held = match spec.role {
-            Role::Landing => host.shared.config.held[host.host.min(1)],
-            _ => 0,
-        };
-        let channel = SimChannel::new(rings, spec.registered_len, semantics, held, bounds);
+        let channel = SimChannel::new(rings, spec.registered_len, semantics, bounds);
         host.channels[queue as usize] = Some(channel);
         host.gate.set_role(queue, role);
         host.gate.set_xsk(queue, role != lm_ebpf::Role::None);
-        let recalls = Arc::clone(&host.shared.recalls);
         let bell = || SimBell {
             shared: self.shared.clone(),
-            recalls: Arc::clone(&recalls),
             host: self.host,
             queue,
         };
@@ -280,7 +273,6 @@ impl SimNic {
             Some(slot @ Some(_)) => {
                 if let Some(channel) = slot.take() {
                     host.strayed += channel.strayed;
-                    shared.counters.gate_lost += channel.waiting();
                 }
             }
             _ => return Err(PortError::NoQueueOpen { queue }),
@@ -307,18 +299,8 @@ impl SimNic {
 #[derive(Debug)]
 pub struct SimBell {
     shared: Arc<Mutex<Shared>>,
-    recalls: Arc<AtomicBool>,
     host: usize,
     queue: u32,
-}
-
-impl SimBell {
-    #[cold]
-    fn next_recalled(&self) -> Option<u64> {
-        let mut shared = lock(&self.shared);
-        let channel = shared.hosts[self.host].channels.get_mut(self.queue as usize);
-        channel?.as_mut()?.next_recalled()
-    }
 }
 
 /// The receive side of a simulated queue.
@@ -360,14 +342,6 @@ impl Bell for SimBell {
                 Ok(())
             }
             _ => Err(WakeError::Gone),
-        }
-    }
-
-    #[inline]
-    fn recalled(&self) -> Option<u64> {
-        match self.recalls.load(Ordering::Relaxed) {
-            true => self.next_recalled(),
-            false => None,
         }
     }
 

@@ -76,7 +76,7 @@ impl Wire {
     /// What the device of host number `host` is like.
     pub fn device(&self, host: usize) -> Device {
         let config = lock(&self.0).config;
-        let (semantics, held) = (config.semantics[host.min(1)], config.held[host.min(1)]);
+        let semantics = config.semantics[host.min(1)];
         let (caps, rx_ring_len) = match semantics {
             Semantics::Copy => (Caps::copying(0), 0),
             Semantics::ZeroCopy(device) => {
@@ -97,7 +97,6 @@ impl Wire {
             rx_ring_len,
             chunk_len: chunk_len_for(None, config.mtu),
             caps: Caps {
-                held,
                 tx_steers: true,
                 sums: true,
                 ..caps

@@ -34,7 +34,6 @@ mod sockets;
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lm_ebpf::Verdict;
@@ -82,8 +81,6 @@ pub struct WireConfig {
     pub delivery: Delivery,
     /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
-    /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](lm_dataplane::port::Caps::held).
-    pub held: [u32; 2],
     /// What random numbers of endpoints that [`Wire::open`] opens come from.
     pub seed: u64,
 }
@@ -94,7 +91,6 @@ impl Default for WireConfig {
             mtu: 1500,
             delivery: Delivery::Inline,
             semantics: [Semantics::Copy; 2],
-            held: [0; 2],
             seed: 0,
         }
     }
@@ -126,7 +122,6 @@ struct Shared {
     config: WireConfig,
     hosts: Vec<Host>,
     /// Entries were given back: queues look for them.
-    recalls: Arc<AtomicBool>,
     counters: WireCounters,
     faults: Faults,
     /// Somebody waits on a host's descriptor.
@@ -164,7 +159,6 @@ impl Wire {
         Wire(Arc::new(Mutex::new(Shared {
             config,
             hosts: Vec::new(),
-            recalls: Arc::default(),
             counters: WireCounters::default(),
             faults: Faults::default(),
             is_watched: false,
@@ -237,23 +231,6 @@ impl Wire {
             let lost: u64 = channels.map(driver::SimChannel::go_down).sum();
             shared.counters.device_lost += lost;
         }
-    }
-
-    /// Gives entries of a queue of host number `host` back unused: of those that no packet was accepted for, in the order of their use, each
-    /// that `which` says. How many there were.
-    pub fn recall(&self, host: usize, queue: u32, which: impl FnMut(u32) -> bool) -> u32 {
-        let mut shared = lock(&self.0);
-        // Relaxed: what is given back is behind the lock.
-        shared.recalls.store(true, Ordering::Relaxed);
-        let host = &mut shared.hosts[host];
-        let Some(channel) = host.channels[queue as usize].as_mut() else {
-            return 0;
-        };
-        let (recalled, left) = channel.recall(which);
-        if let Some(mut log) = host.gate.log(queue).filter(|_| !channel.is_zero_copy()) {
-            log.set_posted(log.producer() + u64::from(left));
-        }
-        recalled
     }
 
     /// When the next packet that is held back arrives at the latest, in virtual nanoseconds.
@@ -517,10 +494,7 @@ impl Shared {
     fn redirect(&mut self, to: usize, queue: u32, exhaustion: Exhaustion) {
         let host = &mut self.hosts[to];
         let config = &host.config;
-        let mut channel = host.channels[queue as usize].as_mut();
-        let keeps_back = channel.as_mut().is_some_and(|channel| channel.keeps_back());
-        match channel {
-            Some(channel) if keeps_back => channel.wait(&self.packet, exhaustion),
+        match host.channels[queue as usize].as_mut() {
             Some(channel) => channel.receive(
                 (&config.mapping, config.chunk_len, config.multi_buffer),
                 &self.packet,
@@ -547,10 +521,6 @@ impl Shared {
             let Some(channel) = host.channels[queue as usize].as_mut() else {
                 return;
             };
-            while let Some((packet, exhaustion)) = channel.next_waiting() {
-                let config = (mapping.as_ref(), host.config.chunk_len, host.config.multi_buffer);
-                channel.receive(config, &packet, exhaustion, &mut self.counters);
-            }
             let Some(written) = channel.next_written(mapping, &mut self.packet) else {
                 channel.take_ahead(host.config.chunk_len);
                 return;

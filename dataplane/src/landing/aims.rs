@@ -85,14 +85,6 @@ impl Aim {
         }
     }
 
-    /// Which of its entries has its packet begin at `start`.
-    pub(super) fn place_of(&self, start: u64) -> Option<u32> {
-        let below = self.start.wrapping_sub(start);
-        let place = below.checked_div(u64::from(self.step)).unwrap_or(0);
-        let is_its = place < u64::from(self.count()) && place * u64::from(self.step) == below;
-        is_its.then_some(place as u32)
-    }
-
     /// Without its entry number `at`: what is before it, the place that is left out, and what is behind.
     pub(super) fn around(&self, at: u32) -> (Option<Aim>, Aim, Option<Aim>) {
         let mut from = *self;

@@ -62,13 +62,6 @@ impl Card {
         (self.posted, self.received, self.changed_ns) = (posted, received, now_ns);
     }
 
-    /// The entry at `position` came back unused.
-    pub(super) fn recalled(&mut self, position: u64) {
-        for count in [&mut self.taken, &mut self.posted] {
-            *count -= u64::from(*count > position);
-        }
-    }
-
     /// Entries that the device surely holds, of which so many are used.
     pub(super) fn ahead(&self, received: u64) -> u32 {
         self.taken.saturating_sub(received) as u32

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use lm_protocol::streaming::Quarantine;
 
-use super::aims::{Aim, Owner};
+use super::aims::Aim;
 use super::arriving::Zone;
 use super::card::Card;
 use super::open::Open;
@@ -175,50 +175,6 @@ impl Entries {
     /// The next `count` entries are those of zones, and are written.
     pub(super) fn end_zones(&mut self, count: u32) {
         self.zoned = self.posted + u64::from(count);
-    }
-
-    /// The entry whose packet was to begin at `start` comes back unused: those behind it are used in its stead, and are fewer. What it was
-    /// for is left out.
-    pub(super) fn recall(&mut self, start: u64) {
-        let mut before = 0;
-        let found = self.aims.iter().enumerate().find_map(|(at, aim)| {
-            let within = aim.place_of(start);
-            before += u64::from(within.unwrap_or(aim.count()));
-            within.map(|within| (at, within))
-        });
-        let Some((at, within)) = found else {
-            return;
-        };
-        let (earlier, recalled, later) = self.aims[at].around(within);
-        self.aims[at] = recalled;
-        if let Some(later) = later {
-            self.aims.insert(at + 1, later);
-        }
-        if let Some(earlier) = earlier {
-            self.aims.insert(at, earlier);
-        }
-        self.put_spare(start);
-        let position = self.received + before;
-        self.posted -= 1;
-        self.frames_out = self.frames_out.saturating_sub(1);
-        let untils = self.quarantined.iter_mut().map(|kept| &mut kept.until.posted);
-        for count in untils.chain([&mut self.zoned, &mut self.drained_posted]) {
-            *count -= u64::from(*count > position);
-        }
-        self.card.recalled(position);
-    }
-
-    /// How many of the unused ones packets use up to the one of a message's position.
-    pub(super) fn up_to(&self, owner: Owner, number: u32, position: u32) -> u32 {
-        let mut entries = 0;
-        for aim in &self.aims {
-            let is_its = (aim.owner, aim.number) == (owner, number);
-            if is_its && aim.until + aim.more > position {
-                return entries + (position + 1).saturating_sub(aim.position).min(aim.count());
-            }
-            entries += aim.count();
-        }
-        entries
     }
 
     /// Whether every one in a zone was used, by what it was posted for or not.

@@ -233,13 +233,11 @@ impl Inbound {
         }
     }
 
-    /// What posts its entries. Its packets will use what is posted for `ahead` packets before; others wait for
-    /// their turns if it `is_shared`.
+    /// What posts its entries. Its packets will use what is posted for `ahead` packets before.
     #[inline]
     pub(super) fn poster<'a, 'm>(
         &'a mut self,
         ahead: u32,
-        is_shared: bool,
         entries: &'a mut Entries,
         memory: &'a mut Memory<'m>,
     ) -> Poster<'a, 'm> {
@@ -250,7 +248,6 @@ impl Inbound {
             order: &mut self.order,
             accepted: self.progress.accepted(),
             ahead,
-            is_shared,
             may_take: &mut self.may_take,
             entries,
             memory,

@@ -207,7 +207,7 @@ impl Inbound {
     /// Whether its sender's messages may come unannounced.
     pub(super) fn goes_ahead(&self) -> bool {
         let caps = &self.terms.caps;
-        self.terms.goes_ahead && self.lands() && caps.witness && caps.capacity == 0 && caps.held == 0
+        self.terms.goes_ahead && self.lands() && caps.witness && caps.capacity == 0
     }
 
     /// Whether the next message is known from now on. `len` bytes of its fragment `index` lie at UMEM address `payload`; that fragment is

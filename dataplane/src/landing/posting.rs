@@ -4,7 +4,6 @@ use super::aims::{Aim, Owner};
 use super::arriving::Arriving;
 use super::entries::Entries;
 use super::order::Order;
-use super::sessions::OVERLAP;
 use super::terms::InboundTerms;
 use super::zones::Memory;
 use crate::memory::{PACKET_HEADROOM, crosses_huge_page};
@@ -29,8 +28,6 @@ pub(super) struct Poster<'a, 'm> {
     pub(super) accepted: u64,
     /// Its packets will use what is posted for so many packets before.
     pub(super) ahead: u32,
-    /// Others wait for their turns.
-    pub(super) is_shared: bool,
     /// Bytes that zones of its next messages may take.
     pub(super) may_take: &'a mut u64,
     pub(super) entries: &'a mut Entries,
@@ -41,11 +38,7 @@ impl Poster<'_, '_> {
     /// What may be posted now.
     pub(super) fn room(&self, queue: &mut impl RxQueue) -> Posted {
         // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
-        let posted_max = match self.entries.caps.held {
-            0 => self.posted_max,
-            held => (self.posted_max + held).min(queue.entries_max()),
-        };
-        let packets = posted_max.saturating_sub(self.entries.outstanding());
+        let packets = self.posted_max.saturating_sub(self.entries.outstanding());
         if self.terms.caps.capacity > 0 {
             let left = queue.entries_max().saturating_sub(self.entries.frames_out);
             let frames = queue.room(left).min(left);
@@ -126,9 +119,6 @@ impl Poster<'_, '_> {
             self.entries.end_zones(written.packets);
             self.fill_lap(queue, &mut written);
         }
-        if self.entries.caps.held > 0 {
-            self.fill_held(queue, room, &mut written);
-        }
         written
     }
 
@@ -162,40 +152,6 @@ impl Poster<'_, '_> {
             let start = self.entries.take_kept().expect("as many were kept");
             self.write_spare(queue, start, written);
         }
-    }
-
-    /// Writes so many spare frames behind the `written` entries that the device gives out what is awaited ([`crate::port::Caps::held`]); only
-    /// when the sender would have to wait otherwise, since the next message's entries would do as well.
-    #[cold]
-    fn fill_held(&mut self, queue: &mut impl RxQueue, room: Posted, written: &mut Posted) {
-        let held = self.entries.caps.held;
-        let ahead = self.ahead + written.packets;
-        if !self.is_shared && ahead > held + OVERLAP as u32 {
-            return;
-        }
-        let expected = self.order.provided().saturating_sub(self.accepted);
-        let missing = match self.entries_to_tail() {
-            Some(entries) => (entries + held).saturating_sub(self.entries.outstanding() + written.packets),
-            None if expected > 0 => (expected as u32 + held).saturating_sub(ahead),
-            None => 0,
-        };
-        for _ in 0..missing.min(room.packets - written.packets) {
-            let Some(start) = self.entries.take_kept() else {
-                break;
-            };
-            self.write_spare(queue, start, written);
-        }
-    }
-
-    /// The next entry has to wait for a window's tail (I5): how many are used until that is final.
-    fn entries_to_tail(&self) -> Option<u32> {
-        let next = self.order.next().filter(|next| next.slots.zone.is_some())?;
-        let window = next.window.window_of(next.index_at(next.slots.posted));
-        if next.slots.rule.may_post_lowest(window) {
-            return None;
-        }
-        let first = (window - 1) * next.window.fragments();
-        Some((self.entries).up_to(self.owner, next.number, first + self.terms.reach()))
     }
 
     /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Caps::lap`]): less than a lap only when

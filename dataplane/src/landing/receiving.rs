@@ -89,9 +89,6 @@ impl Sessions {
         now_ns: u64,
     ) -> Result<Burst, Violation> {
         let available = queue.available(max);
-        if let Some(address) = queue.recalled() {
-            self.take_recalled(address, queue, umem);
-        }
         let mut burst = Burst::default();
         if available == 0 {
             return Ok(burst);

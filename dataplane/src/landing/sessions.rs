@@ -11,7 +11,7 @@ use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
-use super::aims::{Aim, Displaced};
+use super::aims::Displaced;
 use super::astray::UNPOSTED_AHEAD;
 use super::care::Datagram;
 use super::counts::ArrivalCounters;
@@ -23,14 +23,14 @@ use super::zones::{Memory, share_of};
 use crate::arena::Arena;
 use crate::bounds::RECEIVE_BURST;
 use crate::frames::FramePool;
-use crate::memory::{PACKET_HEADROOM, Umem};
+use crate::memory::Umem;
 use crate::port::{Caps, RxQueue};
 
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
-pub(super) const OVERLAP: i32 = 32;
+const OVERLAP: i32 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 /// A sender that leaves credit unused for so long, which is some naps of a busy host, keeps neither turns nor entries from others.
@@ -302,14 +302,13 @@ impl Sessions {
                 break;
             };
             let ahead = self.entries_for(row);
-            let is_shared = self.entries.caps.held > 0 && self.others_want(row);
             self.bound_memory(row, &memory);
             let Some(inbound) = self.rows[usize::from(row)].as_deref_mut() else {
                 break;
             };
             inbound.pace.confirm(inbound.progress.accepted(), now_ns);
             let awaited = inbound.order.awaits_packets();
-            let mut poster = inbound.poster(ahead, is_shared, &mut self.entries, &mut memory);
+            let mut poster = inbound.poster(ahead, &mut self.entries, &mut memory);
             let room = poster.room(queue);
             let Posted { packets, frames } = poster.write(queue, room);
             if !awaited && inbound.order.awaits_packets() {
@@ -341,25 +340,6 @@ impl Sessions {
         self.entries.posted += u64::from(packets);
         // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
         queue.allow(self.entries.posted);
-    }
-
-    /// Takes the entries out that come back unused, from the `first` on, before packets that use those behind them are looked at. Behind those that are left, what they were for is posted again.
-    #[cold]
-    pub(super) fn take_recalled(&mut self, first: u64, queue: &mut impl RxQueue, umem: &Umem) {
-        let mut next = Some(first);
-        while let Some(address) = next {
-            self.entries.recall(address + PACKET_HEADROOM);
-            next = queue.recalled();
-        }
-        queue.allow(self.entries.posted);
-        while let Some(aim) = self.entries.aims.pop_back_if(|aim| aim.start == Aim::SKIPPED) {
-            if let Some((owner, at)) = self.owner(&aim).filter(|_| aim.position < aim.until) {
-                let slots = &mut owner.order.at_mut(at).slots;
-                slots.posted = slots.posted.min(aim.position.max(slots.consumed));
-                owner.order.look_for_unposted();
-            }
-        }
-        self.pass_skipped(umem);
     }
 
     /// What messages of the session in `row` may take of landing memory: its address leaves something to others, if there are any.
@@ -506,7 +486,7 @@ impl Sessions {
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
-        let entries = u64::from(self.entries_for(row).saturating_sub(self.entries.caps.held));
+        let entries = u64::from(self.entries_for(row));
         let ahead = match self.entries.caps.witness {
             true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the

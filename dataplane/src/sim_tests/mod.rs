@@ -21,7 +21,6 @@ mod foreign;
 mod growing;
 mod guard;
 mod handlers;
-mod held;
 mod hostile;
 mod incoming;
 mod integrity;
