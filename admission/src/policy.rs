@@ -182,6 +182,7 @@ mod tests {
                 tx_queue: None,
                 prefix: 0,
                 frames_per_packet: 1,
+                fillers: 0,
                 repeats_apart: false,
                 landing_port: None,
                 max_message_len: permit.max_message_len,

@@ -250,6 +250,7 @@ impl Counters {
         self.manifests_requested += repair.manifests;
         self.messages_ahead += repair.ahead;
         self.messages_ahead_copied += repair.ahead_copied;
+        self.packets_used += repair.fillers;
     }
 
     /// Everything that went wrong, by name: drops and violations.

@@ -116,6 +116,7 @@ impl<P: Port> Engine<P> {
             tx_queue: grant.tx_queue,
             prefix: grant.prefix,
             frames_per_packet: grant.frames_per_packet,
+            fillers: grant.fillers,
             repeats_apart: grant.repeats_apart,
             landing_port: grant.landing_port,
             max_message_len: grant.max_message_len,

@@ -317,6 +317,7 @@ impl<P: Port> Engine<P> {
             delivery: request.delivery,
             integrity,
             tells_windows: request.capabilities & CAPABILITY_STREAMS != 0,
+            fillers: granted.fillers.into(),
             goes_ahead: request.capabilities & CAPABILITY_AHEAD != 0
                 && granted.layout.wire() == Wire::Lm
                 && request.delivery == Delivery::Reliable

@@ -81,6 +81,6 @@ pub(crate) use inbound::Inbound;
 pub(crate) use progress::Untaken;
 pub(crate) use repair::Remedy;
 pub(crate) use sessions::Sessions;
-pub(crate) use terms::{InboundTerms, Limits};
+pub(crate) use terms::{InboundTerms, Limits, reach};
 pub(crate) use violation::Violation;
 pub(crate) use zones::{Memory, share_of, sure_len};

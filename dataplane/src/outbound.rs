@@ -70,6 +70,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) takes_streams: bool,
     /// Short messages may leave unannounced, within credit.
     pub(crate) goes_ahead: bool,
+    /// Packets without a payload behind each of these.
+    pub(crate) fillers: u32,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
     /// UDP source port of fragments; `None`: our data port.
@@ -197,7 +199,7 @@ impl Outbound {
         let memory = (released, start, ahead.unwrap_or(geometry), len);
         let mut outgoing = self.outgoing(addressing, memory, about, token, now_ns);
         if ahead.is_some() {
-            outgoing.has_facts = true;
+            (outgoing.has_facts, outgoing.fillers) = (true, self.terms.fillers);
             self.digests.has_left(self.next_number);
             self.announced = self.next_number.wrapping_add(1);
             self.ahead_to = self.announced;
@@ -236,6 +238,7 @@ impl Outbound {
             declined: None,
             digest: None,
             has_facts: false,
+            fillers: 0,
         }
     }
 
@@ -291,7 +294,10 @@ impl Outbound {
         let mut header = [0u8; HEADER_LEN_MAX];
         'messages: while packets + way.more_pieces < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
-            let (count, end) = (outgoing.geometry.fragment_count(), outgoing.end);
+            let (count, end) = (
+                outgoing.geometry.fragment_count(),
+                outgoing.end + outgoing.fillers,
+            );
             if outgoing.position == 0 {
                 if outgoing.in_flight > 0 {
                     // Handed over again: the kernel may still read headers of the session before.
@@ -324,18 +330,23 @@ impl Outbound {
                 if run > 0 {
                     continue;
                 }
-                let index = self.terms.window.index_at(outgoing.position, count);
-                let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
-                    break 'messages;
+                let len = match outgoing.position < count {
+                    true => {
+                        let index = self.terms.window.index_at(outgoing.position, count);
+                        outgoing.put_packet(index, way, &mut header, &mut sent)
+                    }
+                    false => outgoing.put_filler(way, &mut header),
                 };
+                let Some(len) = len else { break 'messages };
                 bytes += u64::from(len);
                 packets += 1;
                 if has_digests {
+                    let index = self.terms.window.index_at(outgoing.position, count);
                     outgoing.note_digest(index, digests, way.umem, &self.digests.hasher);
                 }
                 outgoing.position += 1;
             }
-            if outgoing.position == count {
+            if outgoing.left() == 0 {
                 if has_digests {
                     outgoing.note_message_digest(digests, self.terms.key);
                 }

@@ -184,6 +184,7 @@ impl<P: Port> Engine<P> {
                 && layout.wire() == Wire::Lm
                 && options.delivery_in_session() == Delivery::Reliable
                 && integrity.has_digests(),
+            fillers: grant.fillers.into(),
             repeats_apart: grant.repeats_apart,
             landing_port: grant.landing_port,
             rate: options.rate,

@@ -399,6 +399,7 @@ impl<P: Port> Engine<P> {
             plain: true,
             takes_streams: false,
             goes_ahead: false,
+            fillers: 0,
             repeats_apart: false,
             landing_port: None,
             rate,

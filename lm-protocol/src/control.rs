@@ -142,7 +142,7 @@ impl Default for Request {
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
 /// |  session key  |data pt| H     | P     |landing|tx que |wir|fam|pre|tag|fpp|flg|
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
-/// |  max msg len  |window |pkt lim| lease |1st msg|src pt |   0   | capab |          24…56
+/// |  max msg len  |window |pkt lim| lease |1st msg|src pt |fil| 0 | capab |          24…56
 /// +---------------+-------+-------+-------+-------+-------+-------+-------+
 /// ```
 /// Flags: bit 0, repetitions go apart; bit 1, the session has a place. A source port of 0 is the sender's data port.
@@ -163,6 +163,8 @@ pub struct Grant {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1 (more with jumbo packets over several buffers).
     pub frames_per_packet: u8,
+    /// Packets without a payload that the sender sends behind each message that leaves unannounced: a device writes so many slots beyond a packet.
+    pub fillers: u8,
     /// Fragments that are sent again go the way of messages of one fragment, not to the landing queue: there every packet takes
     /// the next entry, whatever it is.
     pub repeats_apart: bool,

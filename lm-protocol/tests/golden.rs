@@ -561,6 +561,7 @@ fn bytes_of_every_control_message() {
                 tx_queue: None,
                 prefix: 12,
                 frames_per_packet: 1,
+                fillers: 0,
                 repeats_apart: true,
                 landing_port: core::num::NonZeroU16::new(50_001),
                 max_message_len: 1 << 30,

@@ -396,6 +396,7 @@ fn illegal_fields_of_control_messages_are_named() {
         tx_queue: Some(3),
         prefix: 0,
         frames_per_packet: 1,
+        fillers: 0,
         repeats_apart: false,
         landing_port: None,
         max_message_len: 1,

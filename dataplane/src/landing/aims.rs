@@ -85,31 +85,27 @@ impl Aim {
         }
     }
 
-    /// Without its entry number `at`: what is before it, the place that is left out, and what is behind.
-    pub(super) fn around(&self, at: u32) -> (Option<Aim>, Aim, Option<Aim>) {
-        let mut from = *self;
-        from.pass(at);
-        let earlier = (at > 0).then_some(Aim {
-            more: at.wrapping_sub(1),
-            ..*self
+    /// UMEM addresses at which packets will begin that use its entries.
+    pub(super) fn starts(&self) -> impl Iterator<Item = u64> + use<> {
+        let (start, step) = (self.start, u64::from(self.step));
+        (0..u64::from(self.count())).map(move |at| start - at * step)
+    }
+
+    /// Its first `count` entries, at most all of them, and the rest.
+    pub(super) fn split(&self, count: u32) -> (Option<Aim>, Option<Aim>) {
+        let first = count.min(self.count()).checked_sub(1);
+        let first = first.map(|more| Aim { more, ..*self });
+        let rest = (count < self.count()).then(|| {
+            let mut rest = *self;
+            rest.pass(count);
+            rest
         });
-        let later = (from.more > 0).then(|| {
-            let mut later = from;
-            later.pass(1);
-            later
-        });
-        let skipped = Aim::skipped(self.owner, self.number, from.position..from.until);
-        (earlier, skipped, later)
+        (first, rest)
     }
 
     /// Whether it is for no fragment.
     pub(super) fn is_for_none(&self) -> bool {
         self.position >= self.until
-    }
-
-    /// Whether it is a spare frame for no fragment.
-    pub(super) fn is_filler(&self) -> bool {
-        self.spare && self.is_for_none()
     }
 }
 

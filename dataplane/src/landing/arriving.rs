@@ -63,8 +63,10 @@ pub(super) struct Arriving {
     /// Length of the message; the geometry may have padding behind it, or facts.
     pub(super) len: u64,
     pub(super) has_facts: bool,
-    /// It landed in open entries: the header in its lowest slot may be gone before it is looked at.
+    /// It landed in open entries: the header in its lowest slot may be gone before it is looked at, and others land below it.
     pub(super) is_claimed: bool,
+    /// Packets behind its last fragment's that belong to it.
+    pub(super) fillers: u32,
     pub(super) announced_ns: u64,
     /// Packets of the session before this message's first.
     pub(super) base: u64,
@@ -213,6 +215,7 @@ impl Arriving {
             len: about.len,
             has_facts: about.has_facts,
             is_claimed: false,
+            fillers: if about.has_facts { terms.fillers } else { 0 },
             announced_ns: now_ns,
             base,
             slots: Slots {
@@ -280,7 +283,7 @@ impl Arriving {
 
     /// Packets of the session up to this message's last.
     pub(super) fn end(&self) -> u64 {
-        self.base + u64::from(self.fragment_count())
+        self.base + u64::from(self.fragment_count() + self.fillers)
     }
 
     /// Positions that the session's packets up to the `sent`th leave behind.
@@ -361,7 +364,7 @@ impl Arriving {
     /// Every fragment is in its place, and nothing can be written there any more (I1).
     #[inline]
     pub(super) fn is_final(&self) -> bool {
-        self.slots.consumed == self.fragment_count()
+        self.slots.final_to == self.fragment_count()
             && self.gaps.arrivals.is_complete()
             && self.gaps.held == 0
             && !self.is_refused()

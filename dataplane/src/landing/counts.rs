@@ -35,6 +35,8 @@ pub(crate) struct RepairCounters {
     pub(crate) ahead: u64,
     /// Of these, the ones whose fragments were copied, since they did not find their slots in one piece.
     pub(crate) ahead_copied: u64,
+    /// Packets without a payload behind these.
+    pub(crate) fillers: u64,
 }
 
 impl RepairCounters {

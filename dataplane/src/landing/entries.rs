@@ -1,10 +1,11 @@
 //! The channel's fill entries, in their order.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use lm_protocol::streaming::Quarantine;
 
-use super::aims::Aim;
+use super::aims::{Aim, Owner};
 use super::arriving::Zone;
 use super::card::Card;
 use super::open::Open;
@@ -125,11 +126,7 @@ impl Entries {
     /// UMEM addresses at which packets will begin that use them.
     #[cfg(test)]
     pub(crate) fn starts(&self) -> impl Iterator<Item = u64> {
-        let starts_of = |aim: &Aim| {
-            let (start, step) = (aim.start, u64::from(aim.step));
-            (0..u64::from(aim.count())).map(move |at| start - at * step)
-        };
-        self.aims.iter().flat_map(starts_of)
+        self.aims.iter().flat_map(Aim::starts)
     }
 
     /// Takes the oldest aim out, one entry of it if it stands for several.
@@ -148,7 +145,33 @@ impl Entries {
     /// How many of the last entries are for no fragment. Fragments are passed in their order, so that only those at the end can be given
     /// another purpose.
     pub(super) fn fillers(&self) -> u64 {
-        self.aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64
+        let last = self.aims.iter().rev().take_while(|aim| aim.is_for_none());
+        last.map(|aim| u64::from(aim.count())).sum()
+    }
+
+    /// Of the unused entries those behind the first `before` are met by a message's fragments at `positions`, which are copied from there.
+    #[cold]
+    pub(super) fn assign(&mut self, before: u64, (owner, number): (Owner, u32), positions: Range<u32>) {
+        let (mut before, mut next) = (before, positions.start);
+        for _ in 0..self.aims.len() {
+            let Some(aim) = self.aims.pop_front() else { return };
+            let (earlier, rest) = aim.split(before.min(u64::from(aim.count())) as u32);
+            let met = rest.map_or(0, |aim| aim.count().min(positions.end - next));
+            let (its, later) = rest.map_or((None, None), |aim| aim.split(met));
+            before -= u64::from(earlier.map_or(0, |aim| aim.count()));
+            self.open.standing -= its.filter(Aim::is_open).map_or(0, |aim| aim.count());
+            self.aims.extend(earlier);
+            for entry in its.iter().flat_map(Aim::starts) {
+                self.aims.push_back(Aim {
+                    start: entry,
+                    spare: true,
+                    ..Aim::skipped(owner, number, next..next + 1)
+                });
+                next += 1;
+            }
+            // Positions that were left out are passed when they come up.
+            self.aims.extend(later.or((aim.count() == 0).then_some(aim)));
+        }
     }
 
     /// The start of a packet in a spare frame, if there is one beside those that fill the lap up.
@@ -179,7 +202,7 @@ impl Entries {
 
     /// Whether every one in a zone was used, by what it was posted for or not.
     pub(crate) fn are_used(&self) -> bool {
-        self.trusted && self.zoned <= self.received && self.open.standing == 0
+        self.trusted && self.zoned <= self.received && (self.open.standing == 0 || !self.caps.witness)
     }
 
     /// Nothing waits in the kernel's socket.

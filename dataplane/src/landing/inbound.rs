@@ -27,6 +27,10 @@ use crate::port::{Caps, RxQueue};
 
 /// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
 const PAUSE_NS: u64 = 20_000_000;
+/// After so many messages in a row that were announced although they might have come unannounced, and were copied for that, so many of
+/// the next ones find nothing open.
+const TRIES: u8 = 4;
+const PAUSE: u8 = 64;
 
 /// Whether a session lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,8 @@ pub(crate) struct Inbound {
     pub(super) may_take: u64,
     /// Its last message was short and came alone: the next one may come unannounced.
     pub(super) opens: bool,
+    /// Messages in a row that were announced all the same.
+    pub(super) announced_all_the_same: u8,
     /// What came with its last message, of the session that goes the other way.
     pub(crate) credit: Credit,
 }
@@ -133,6 +139,7 @@ impl Inbound {
             has_said_whole: false,
             may_take: u64::MAX,
             opens: false,
+            announced_all_the_same: 0,
             credit: Credit::default(),
             terms,
         }
@@ -284,7 +291,11 @@ impl Inbound {
         }
         let geometry = Facts::geometry(&self.terms.layout, about.len);
         let is_short = geometry.is_some_and(|with| with.fragment_count() <= self.terms.window.fragments());
-        self.opens = was_empty && is_short && release == Release::Whole;
+        let might_come_unannounced = was_empty && is_short && release == Release::Whole;
+        if might_come_unannounced && (self.opens || self.announced_all_the_same >= TRIES) {
+            self.announced_all_the_same = (self.announced_all_the_same + 1) % (TRIES + PAUSE);
+        }
+        self.opens = might_come_unannounced && self.announced_all_the_same < TRIES;
         if was_empty {
             self.progress.begin(now_ns);
         }
@@ -493,7 +504,7 @@ impl Inbound {
 
     /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
     pub(super) fn post_again(&mut self, umem: &Umem) {
-        self.posts_again |= self.order.post_again();
+        self.posts_again |= self.order.post_again(self.terms.caps.witness);
         self.end_front(umem);
         self.progress.forget_last();
         self.astray.forget(self.told.packet_limit);

@@ -11,11 +11,14 @@
 //! No later packet reaches the message above (I1), and the header of a lowest fragment lies between two messages, so that nothing is saved
 //! and put back (I5). That header may be gone before it is looked at: facts pair the first packet, and the digest proves all (I3).
 //!
+//! In zero-copy mode the next packets may reach the message above, as far as their chunks do ([`InboundTerms::reach`]). So its sender has
+//! sent as many *fillers* behind it, which are headers alone, and the message is shown when their entries are used. What is landed there, facts
+//! alone tell. Entries that fill a lap up, or stand for packets too many, are open ones as well.
+//!
 //! What does not find its slots in one piece, since a region ends there or its first packet met another message's entry behind a loss, has
 //! memory of its own, and each of its fragments is copied there. So are the first ones of an announced message that comes to open entries.
 
 use lm_protocol::geometry::Layout;
-use lm_protocol::landing::LogEntry;
 use lm_protocol::streaming::Release;
 use lm_protocol::wire::lm::{Credit, Facts};
 
@@ -24,19 +27,20 @@ use super::arriving::{About, Arriving, Zone};
 use super::care::Datagram;
 use super::entries::Entries;
 use super::inbound::Inbound;
-use super::receiving::Packet;
 use super::sessions::Sessions;
 use super::terms::InboundTerms;
 use super::zones::Memory;
 use crate::arena::Arena;
-use crate::memory::{PACKET_HEADROOM, Umem};
+use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
 use crate::mutants::mutant;
 use crate::placing::Left;
 use crate::port::RxQueue;
 use crate::words::Words;
 
-/// Slots of a region.
+/// Slots of a region, where laps are no longer.
 const SLOTS: u32 = 512;
+/// Laps of a region.
+const LAPS: u32 = 4;
 /// Open entries that are to stand: packets that a sender may send unannounced.
 const STANDING: u32 = Facts::FRAGMENTS_MAX;
 /// Used entries after which others are opened.
@@ -62,48 +66,110 @@ struct Region {
     layout: Layout,
     /// UMEM address at which the next one's packet will begin.
     next: u64,
+    slots: u32,
     left: u32,
 }
 
 impl Aim {
     /// An entry of the open run.
     pub(super) fn is_open(&self) -> bool {
-        self.owner == NO_SESSION && self.start != Aim::SKIPPED
+        self.owner == NO_SESSION && self.start != Aim::SKIPPED && !self.spare
     }
 }
 
 impl Entries {
-    /// Writes up to `count` open entries, of one region. Gives how many there was memory for.
+    /// Writes `count` entries for no message, `offset` behind the last ones that were submitted: open ones, or spare frames where there is no memory for
+    /// these. Gives how many there were.
+    pub(super) fn fill(
+        &mut self,
+        queue: &mut impl RxQueue,
+        terms: &InboundTerms,
+        memory: &mut Memory<'_>,
+        count: u32,
+        offset: u32,
+    ) -> u32 {
+        let mut written = 0;
+        while written < count {
+            let opened = self.write_open(queue, terms, memory, count - written, offset + written);
+            written += opened;
+            if opened == 0 {
+                let Some(start) = self.take_kept() else { break };
+                queue.write(offset + written, start - PACKET_HEADROOM);
+                self.aims.push_back(Aim {
+                    start,
+                    spare: true,
+                    ..Aim::skipped(NO_SESSION, 0, 0..0)
+                });
+                written += 1;
+            }
+        }
+        written
+    }
+
+    /// Writes up to `count` open entries of one region, `offset` behind the last ones that were submitted. Gives how many there was memory for.
     fn write_open(
         &mut self,
         queue: &mut impl RxQueue,
         terms: &InboundTerms,
         memory: &mut Memory<'_>,
         count: u32,
+        offset: u32,
     ) -> u32 {
-        let Some(mut region) = self.open.region.take().or_else(|| self.open.begin(terms, memory)) else {
+        if !self.has_open_memory(terms, memory, offset) {
+            return 0;
+        }
+        let Some(mut region) = self.open.region.take() else {
             return 0;
         };
-        let (slot, entries) = (SLOTS - region.left, region.left.min(count));
-        let aim = Aim {
-            start: region.next,
-            until: slot,
-            more: entries - 1,
-            step: region.layout.payload_len().into(),
-            ..Aim::skipped(NO_SESSION, self.open.regions, slot..slot)
-        };
-        for at in 0..entries {
-            queue.write(at, aim.start - u64::from(at * aim.step) - PACKET_HEADROOM);
+        let step = u64::from(region.layout.payload_len());
+        let is_skipped =
+            |start: u64| terms.caps.page_ends && crosses_huge_page(start - PACKET_HEADROOM, terms.chunk_len);
+        while region.left > 0 && is_skipped(region.next) {
+            (region.next, region.left) = (region.next - step, region.left - 1);
         }
-        self.add(&aim);
-        region.next -= u64::from(entries * aim.step);
+        let slot = region.slots - region.left;
+        let starts = (0..u64::from(region.left.min(count))).map(|at| region.next - at * step);
+        let mut entries = 0;
+        for start in starts.take_while(|&start| !is_skipped(start)) {
+            queue.write(offset + entries, start - PACKET_HEADROOM);
+            entries += 1;
+        }
+        if let Some(more) = entries.checked_sub(1) {
+            self.add(&Aim {
+                start: region.next,
+                until: slot,
+                more,
+                step: step as u32,
+                ..Aim::skipped(NO_SESSION, self.open.regions, slot..slot)
+            });
+        }
+        region.next -= u64::from(entries) * step;
         region.left -= entries;
         match region.left {
-            0 => self.quarantine_until(region.zone, Left::GivenUp, self.posted + u64::from(entries)),
+            0 => self.quarantine_until(
+                region.zone,
+                Left::GivenUp,
+                self.posted + u64::from(offset + entries),
+            ),
             _ => self.open.region = Some(region),
         }
         self.open.standing += entries;
         entries
+    }
+
+    /// Whether there is memory for an open entry.
+    fn has_open_memory(&mut self, terms: &InboundTerms, memory: &mut Memory<'_>, offset: u32) -> bool {
+        if !memory.opens || memory.placing.is_some() {
+            return false;
+        }
+        let layout = &terms.layout;
+        if let Some(other) = self.open.region.take_if(|region| region.layout != *layout) {
+            self.quarantine_until(other.zone, Left::GivenUp, self.posted + u64::from(offset));
+        }
+        if self.open.region.is_none() {
+            self.open.region = self.open.begin(terms, memory);
+        }
+        self.open.region.is_some()
     }
 
     /// Open entries that are unused.
@@ -153,23 +219,28 @@ impl Entries {
             }
         }
         self.open.standing -= count;
-        self.zoned = self.posted;
+        self.zoned = self.zoned.max(self.received + u64::from(count));
         true
     }
 
-    /// A message's fragments come to entries that were not posted for it, and are copied from there.
+    /// A message's fragments come to entries that were not posted for it, and are copied from there. Without a witness they are those that come next.
     fn leave_all_out(&mut self, message: &mut Arriving, owner: Owner) {
         let count = message.fragment_count();
+        match self.caps.witness {
+            true => self
+                .aims
+                .push_front(Aim::skipped(owner, message.number, 0..count)),
+            false => self.assign(0, (owner, message.number), 1..count + message.fillers),
+        }
         message.slots.posted = count;
-        self.aims
-            .push_front(Aim::skipped(owner, message.number, 0..count));
     }
 }
 
 impl Open {
     /// Takes memory for open entries, if there is more than a message of the session can need.
     fn begin(&mut self, terms: &InboundTerms, memory: &mut Memory<'_>) -> Option<Region> {
-        let len = u64::from(SLOTS) * u64::from(terms.layout.payload_len());
+        let slots = SLOTS.max(LAPS * terms.caps.lap);
+        let len = u64::from(slots) * u64::from(terms.layout.payload_len());
         let geometry = terms.layout.session_message(len).ok()?;
         let (zone_len, front_margin) = terms.zone_of(&geometry);
         let start = memory.arena.allocate_in(zone_len, 0, memory.registered_len)?;
@@ -182,8 +253,9 @@ impl Open {
         Some(Region {
             zone: Zone::of_arena(start, zone_len),
             layout: terms.layout,
-            next: (start + front_margin).wrapping_add_signed(geometry.rx_frame_start(SLOTS - 1)),
-            left: SLOTS,
+            next: (start + front_margin).wrapping_add_signed(geometry.rx_frame_start(slots - 1)),
+            slots,
+            left: slots,
         })
     }
 }
@@ -207,14 +279,14 @@ impl Inbound {
     /// Whether its sender's messages may come unannounced.
     pub(super) fn goes_ahead(&self) -> bool {
         let caps = &self.terms.caps;
-        self.terms.goes_ahead && self.lands() && caps.witness && caps.capacity == 0
+        self.terms.goes_ahead && self.lands() && caps.capacity == 0
     }
 
-    /// Whether the next message is known from now on. `len` bytes of its fragment `index` lie at UMEM address `payload`; that fragment is
-    /// its last, which travels first, and ends with its facts.
+    /// Whether message `number` is the next one, and known from now on. `len` bytes of its fragment `index`, where that is said, lie at UMEM address
+    /// `payload`; that fragment is its last, which travels first, and ends with its facts.
     fn learn(
         &mut self,
-        (number, index): (u32, u32),
+        (number, index): (u32, Option<u32>),
         payload: u64,
         len: u64,
         umem: &Umem,
@@ -232,7 +304,8 @@ impl Inbound {
         };
         let last = geometry.fragment_count() - 1;
         let is_its = (facts.session_key, facts.message) == (self.terms.key.into(), number.into())
-            && (index, len) == (last, geometry.fragment_len(last).into())
+            && index.is_none_or(|index| index == last)
+            && len == u64::from(geometry.fragment_len(last))
             && last < self.terms.window.fragments()
             && facts.sent.get() == self.order.packets() as u32;
         let about = About {
@@ -247,6 +320,7 @@ impl Inbound {
         if let Some(at) = self.order.position_of(number) {
             self.order.at_mut(at).proof.announced = Some(facts.digest.get());
         }
+        self.announced_all_the_same = 0;
         self.places.repair.ahead += 1;
         self.credit = facts.credit;
         true
@@ -256,7 +330,7 @@ impl Inbound {
     #[cold]
     pub(super) fn learn_from(&mut self, datagram: &Datagram, umem: &Umem, now_ns: u64) {
         let (number, index, _) = datagram.fragment;
-        match self.learn((number, index), datagram.from, datagram.len, umem, now_ns) {
+        match self.learn((number, Some(index)), datagram.from, datagram.len, umem, now_ns) {
             true => self.places.repair.ahead_copied += 1,
             false => self.told.is_unknown(),
         }
@@ -264,45 +338,53 @@ impl Inbound {
 }
 
 impl Sessions {
-    /// A packet of a message landed that is not known. If it has facts, the message is known from now on: gives what the entry `aim`, in which the packet
-    /// lies, is for.
+    /// A packet of a message landed that is not known: its fragment `index`, where that is said, of `len` bytes behind `header_len` others. If it has
+    /// facts, the message is known from now on: gives what the entry `aim`, in which the packet lies, is for.
     #[cold]
     pub(super) fn claim(
         &mut self,
         aim: &Aim,
-        packet: &Packet,
-        entry: &LogEntry,
-        umem: &Umem,
-        memory: &mut Memory<'_>,
+        (row, number, index): (u8, u32, Option<u32>),
+        (start, len): (u64, u32),
+        (umem, memory): (&Umem, &mut Memory<'_>),
         now_ns: u64,
     ) -> Option<Aim> {
-        let inbound = self.at_mut(entry.session)?;
-        let header_len = u64::from(inbound.terms.layout.fragment_header_len(entry.index));
-        let len = u64::from(packet.len).checked_sub(header_len + u64::from(entry.padding_len))?;
-        let first = (entry.message, entry.index);
-        if !inbound.learn(first, packet.start + header_len, len, umem, now_ns) {
+        let inbound = self.at_mut(row)?;
+        let header_len = u32::from(inbound.terms.layout.fragment_header_len(1));
+        let (payload, len) = (start + u64::from(header_len), len.checked_sub(header_len)?);
+        if !inbound.learn((number, index), payload, len.into(), umem, now_ns) {
             return None;
         }
         self.limits_messages = true;
         if memory.placing.is_some() {
-            let inbound = self.at_mut(entry.session)?;
+            let inbound = self.at_mut(row)?;
             inbound.place(memory);
         } else {
-            self.bound_memory(entry.session, memory);
+            self.bound_memory(row, memory);
         }
         let Sessions { rows, entries, .. } = self;
-        let inbound = rows[usize::from(entry.session)].as_deref_mut()?;
+        let inbound = rows[usize::from(row)].as_deref_mut()?;
         let (owner, terms, may_take) = (inbound.owner(), &inbound.terms, &mut inbound.may_take);
-        let at = inbound.order.position_of(entry.message)?;
+        let at = inbound.order.position_of(number)?;
         let message = inbound.order.at_mut(at);
-        let rest = message.fragment_count() - 1;
-        let mut known = *aim;
-        let its = (owner, entry.message);
-        if memory.placing.is_none() && aim.is_open() && entries.claim(its, rest, aim.start) {
+        let (its, rest) = ((owner, number), message.fragment_count() - 1 + message.fillers);
+        let is_fit =
+            memory.placing.is_none() && aim.is_open() && aim.step == u32::from(terms.layout.payload_len());
+        let mut known = Aim {
+            owner,
+            number,
+            position: 0,
+            until: 1,
+            ..*aim
+        };
+        if is_fit && entries.claim(its, rest, aim.start) {
             message.claimed(aim.start, memory.arena);
-            (known.owner, known.number, known.position, known.until) = (owner, entry.message, 0, 1);
         } else {
             inbound.places.repair.ahead_copied += 1;
+            known = match terms.caps.witness {
+                true => *aim,
+                false => Aim { spare: true, ..known },
+            };
             if memory.find(message, terms, true, may_take) {
                 entries.leave_all_out(message, owner);
             }
@@ -329,26 +411,25 @@ impl Sessions {
         let Some(inbound) = self.taken().next().and_then(|row| self.at(row)) else {
             return 0;
         };
-        if inbound.order.front().is_some() || !inbound.opens || !memory.opens {
+        let opens = memory.opens && memory.placing.is_none() && self.may_go_ahead(inbound);
+        if inbound.order.front().is_some() || !opens {
             return 0;
         }
-        let wanted = STANDING.saturating_sub(self.entries.open.standing);
-        if wanted < REFILL || !self.may_go_ahead(inbound) || memory.placing.is_some() {
-            return 0;
-        }
-        let terms = inbound.terms;
+        let (terms, lap) = (inbound.terms, self.entries.caps.lap);
+        let wanted = (STANDING + terms.fillers).saturating_sub(self.entries.open.standing);
         let room = terms.limits.posted_max.saturating_sub(self.entries.outstanding());
-        let room = queue.room(wanted).min(room).min(wanted);
-        let mut written = 0;
-        while written < room {
-            let entries = self.entries.write_open(queue, &terms, memory, room - written);
-            if entries == 0 {
-                self.arrivals.open_refused += 1;
-                break;
-            }
-            self.has_written(queue, entries, entries);
-            written += entries;
+        let room = queue.room(wanted.next_multiple_of(lap)).min(room) / lap * lap;
+        if wanted < REFILL || room == 0 {
+            return 0;
         }
+        let kept = self.entries.spare.as_ref().map_or(0, |spare| spare.available());
+        let is_sure = lap == 1 || kept >= room as usize;
+        let written = match is_sure && self.entries.has_open_memory(&terms, memory, 0) {
+            true => (self.entries).fill(queue, &terms, memory, room.min(wanted.next_multiple_of(lap)), 0),
+            false => 0,
+        };
+        self.has_written(queue, written, written);
+        self.arrivals.open_refused += u64::from(written == 0);
         self.limits_messages |= written > 0;
         if let Some(inbound) = self.at_mut(terms.row()) {
             // Without memory it is tried again behind the next message.

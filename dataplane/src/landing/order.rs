@@ -114,7 +114,10 @@ impl Order {
             return self.packets;
         };
         let messages = self.messages.iter();
-        front.base + packets_released(messages.map(|message| (message.slots.open, message.is_released())))
+        front.base
+            + packets_released(
+                messages.map(|message| (message.slots.open + message.fillers, message.is_released())),
+            )
     }
 
     /// Packets behind so many that are released, where those behind them are not.
@@ -213,10 +216,12 @@ impl Order {
     }
 
     /// None of the posted entries will be used: what was posted for packets that are still to come is posted again. Whether there was any.
-    pub(super) fn post_again(&mut self) -> bool {
+    pub(super) fn post_again(&mut self, has_witness: bool) -> bool {
         let had = self.awaits_packets();
         for message in &mut self.messages {
             message.slots.posted = message.slots.consumed;
+            // Nothing is posted below it any more.
+            message.is_claimed &= has_witness;
         }
         self.look_for_unposted();
         had

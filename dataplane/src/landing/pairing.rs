@@ -40,7 +40,9 @@ impl Sessions {
                     // The gate admits nothing beyond what is announced.
                     return Err(Violation::Displaced);
                 }
-                if let Some(aim) = self.claim(aim, packet, entry, umem, memory, now_ns) {
+                let its = (entry.session, entry.message, Some(entry.index));
+                let landed = (start, len.saturating_sub(entry.padding_len.into()));
+                if let Some(aim) = self.claim(aim, its, landed, (umem, memory), now_ns) {
                     return self.pair(&aim, packet, entry, (umem, memory), burst, now_ns);
                 }
                 if let Some(inbound) = self.at_mut(entry.session) {

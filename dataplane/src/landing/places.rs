@@ -80,21 +80,29 @@ impl Places {
         *message.slots.landed_at(position) = landed;
         message.proof.verdict = Verdict::Open;
         let index = message.index_at(position);
-        // Entries are used in their order. Those of later windows let nobody write in this one but at its tail.
+        // Entries are used in their order. Those of later windows let nobody write in this one but at its tail, and nothing is posted below a
+        // message that has its zone alone.
         let is_lowest = message.window.is_lowest(index);
-        let behind = if is_lowest { 0 } else { reach };
-        let (from, to) = (
-            message.slots.final_to,
-            message.slots.consumed.saturating_sub(behind),
-        );
-        for position in from..to {
-            self.became_final(message, position, umem);
-        }
-        message.slots.final_to = from.max(to);
+        let behind = if is_lowest && !message.is_claimed {
+            0
+        } else {
+            reach
+        };
+        self.end_at(message, message.slots.consumed.saturating_sub(behind), umem);
         let window = message.window.window_of(index);
         if is_lowest && let Some(tail) = message.slots.rule.lowest_arrived(window) {
             self.edges.restored_bytes += message.restore_tail(tail, self.prefix_len, umem);
         }
+    }
+
+    /// Positions before `to`, as far as there are so many, are final.
+    #[inline]
+    pub(super) fn end_at(&mut self, message: &mut Arriving, to: u32, umem: &Umem) {
+        let (from, to) = (message.slots.final_to, to.min(message.slots.consumed));
+        for position in from..to {
+            self.became_final(message, position, umem);
+        }
+        message.slots.final_to = from.max(to);
     }
 
     /// Nobody can write at this position's place any more: what lies there is what will be shown.

@@ -112,46 +112,33 @@ impl Poster<'_, '_> {
             }
             self.order.look_for_unposted();
         }
-        if self.order.next_open().is_none() && !has_witness {
-            self.write_surplus(queue, room, &mut written);
-        }
         if written.packets > 0 {
             self.entries.end_zones(written.packets);
-            self.fill_lap(queue, &mut written);
+        }
+        if !has_witness {
+            let fillers = self.fillers(room, written);
+            let filled = (self.entries).fill(queue, self.terms, self.memory, fillers, written.packets);
+            written.packets += filled;
+            written.frames += filled;
         }
         written
     }
 
-    /// Writes an entry that is for no fragment: the spare frame in which `start` lies.
-    fn write_spare(&mut self, queue: &mut impl RxQueue, start: u64, written: &mut Posted) {
-        queue.write(written.frames, start - PACKET_HEADROOM);
-        self.entries.aims.push_back(Aim {
-            start,
-            spare: true,
-            ..Aim::skipped(self.owner, self.order.announced(), 0..0)
-        });
-        written.packets += 1;
-        written.frames += 1;
-    }
-
-    /// Packets that nobody sent to us have used entries of the last messages: as many are written.
-    fn write_surplus(&mut self, queue: &mut impl RxQueue, room: Posted, written: &mut Posted) {
-        let expected = (self.order.packets_open()).saturating_sub(self.accepted + u64::from(self.ahead));
-        while self.order.next_open().is_none()
-            && written.packets < room.packets
-            && u64::from(written.packets) < expected
-            && let Some(start) = self.entries.take_spare()
-        {
-            self.write_spare(queue, start, written);
-        }
-    }
-
-    /// Writes so many spare frames behind the `written` entries that a lap is full.
-    fn fill_lap(&mut self, queue: &mut impl RxQueue, written: &mut Posted) {
-        while !written.packets.is_multiple_of(self.entries.caps.lap) {
-            let start = self.entries.take_kept().expect("as many were kept");
-            self.write_spare(queue, start, written);
-        }
+    /// Entries behind the last messages' that are for no fragment: as many as packets came that the sender did not send, which have used some of
+    /// theirs; and so many that laps are full.
+    fn fillers(&self, room: Posted, written: Posted) -> u32 {
+        let expected = self
+            .order
+            .packets_open()
+            .saturating_sub(self.accepted + u64::from(self.ahead));
+        let surplus = match self.order.next_open() {
+            None => expected.min(room.packets.into()) as u32,
+            Some(_) => 0,
+        };
+        surplus
+            .max(written.packets)
+            .next_multiple_of(self.entries.caps.lap)
+            - written.packets
     }
 
     /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Caps::lap`]): less than a lap only when
@@ -212,28 +199,24 @@ impl Poster<'_, '_> {
 
 impl Entries {
     /// Leaves the places of the message out that are before the `met_by`th packet of the session. Their packets meet entries that are posted
-    /// already: the last `fillers` are for no fragment, and become theirs; which else, nobody knows.
+    /// already: the last `fillers` are for no fragment, and become theirs; which else is not known.
     #[cold]
     fn leave_out(&mut self, next: &mut Arriving, owner: Owner, met_by: u64, fillers: &mut u64) {
         let (position, left_out) = (next.slots.posted, next.sent_of(met_by).min(next.slots.open));
-        let mut aim = Aim::skipped(owner, next.number, position..left_out);
-        let behind = met_by - (next.base + u64::from(position)) - 1;
-        let aims = &mut self.aims;
-        let filler = (behind < *fillers).then(|| aims.iter_mut().nth_back(behind as usize));
-        match filler.flatten() {
-            Some(filler) => {
-                (aim.start, aim.spare, aim.until) = (filler.start, true, position + 1);
-                *filler = aim;
-                *fillers = behind;
-            }
+        let behind = met_by - (next.base + u64::from(position));
+        let all: u64 = self.aims.iter().map(|aim| u64::from(aim.count())).sum();
+        let aim = Aim::skipped(owner, next.number, position..left_out);
+        if behind <= *fillers {
+            self.assign(all - behind, (owner, next.number), position..left_out);
+            *fillers = behind - u64::from(left_out - position);
+        } else if position == 0 && self.caps.witness && self.open.standing > 0 {
             // What comes to open entries first is copied from there, and nothing of it is awaited where it belongs.
-            None if position == 0 && self.open.standing > 0 => aims.push_front(aim),
-            None => {
-                aims.push_back(aim);
-                *fillers = 0;
-            }
+            self.aims.push_front(aim);
+        } else {
+            self.aims.push_back(aim);
+            *fillers = 0;
         }
-        next.slots.posted = aim.until;
+        next.slots.posted = left_out;
     }
 
     /// The next entry of the message. `None`: it has to wait.

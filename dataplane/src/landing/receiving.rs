@@ -158,7 +158,7 @@ impl Sessions {
             return paired;
         }
         self.entries.note_foreign(packet.start, packet.len);
-        self.take_unread(&aim, packet, umem, now_ns);
+        self.take_unread(&aim, packet, (umem, memory), now_ns);
         self.free_spare(&aim);
         Ok(())
     }

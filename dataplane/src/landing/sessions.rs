@@ -491,6 +491,7 @@ impl Sessions {
             true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
             // message's entries are posted.
+            false if self.may_go_ahead(inbound) => entries.min(self.entries.ahead().into()),
             false => entries.min(provided).min(self.entries.ahead().into()),
         };
         let ahead = match self.entries.open.standing > 0 && !self.may_go_ahead(inbound) {
@@ -517,6 +518,10 @@ impl Sessions {
         let (posted, drained_ns) = (self.entries.posted, self.entries.drained_ns);
         let were_posted = self.entries.were_posted(accepted);
         if let Some(inbound) = self.keyed(key) {
+            if datagram.len == 0 {
+                inbound.places.repair.fillers += 1;
+                return;
+            }
             if inbound.terms.goes_ahead && !inbound.order.knows(datagram.fragment.0) {
                 inbound.learn_from(datagram, umem, now_ns);
             }

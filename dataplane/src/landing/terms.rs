@@ -29,6 +29,8 @@ pub(crate) struct InboundTerms {
     pub(crate) tells_windows: bool,
     /// Whether it sends short messages unannounced where it has credit.
     pub(crate) goes_ahead: bool,
+    /// Packets without a payload that it sends behind each of these ([`InboundTerms::reach`]).
+    pub(crate) fillers: u32,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }
@@ -55,6 +57,11 @@ impl Limits {
     }
 }
 
+/// How many slots beyond a packet's own a device may write that writes to a chunk's end.
+pub(crate) fn reach(chunk_len: u32, layout: &Layout) -> u32 {
+    (chunk_len - PACKET_HEADROOM as u32) / u32::from(layout.first_payload_len())
+}
+
 impl InboundTerms {
     /// Frames that the packet of fragment `index` takes.
     #[inline]
@@ -71,10 +78,7 @@ impl InboundTerms {
     pub(super) fn reach(&self) -> u32 {
         match self.caps.witness {
             true => 0,
-            false => {
-                let written = self.chunk_len - PACKET_HEADROOM as u32;
-                written / u32::from(self.layout.first_payload_len())
-            }
+            false => reach(self.chunk_len, &self.layout),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Landing in zero-copy mode: the device writes each packet before anybody looks at it, and the next ones over its headers.
 //!
-//! Nobody reads a header here, and there is no log. What there is: the n-th descriptor belongs to the n-th entry, because a device
+//! No header is believed here, and there is no log. What there is: the n-th descriptor belongs to the n-th entry, because a device
 //! uses entries in the order of posting; and digests. A packet is *taken for* the fragment that its entry was posted for. The
 //! digest of each slot's payload is noted when it is final, and when a message's slots are used, the message's own digest
 //! says whether all of that was right: then every fragment is in its place and nothing has been copied. Where it was not,
@@ -21,12 +21,15 @@
 //! channel is built anew.
 
 use lm_protocol::delivery::Arrival;
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
 use super::aims::Aim;
+use super::arriving::TAIL_LEN_MAX;
 use super::care::Care;
 use super::held::Source;
 use super::receiving::Packet;
 use super::sessions::Sessions;
+use super::zones::Memory;
 use crate::memory::Umem;
 
 /// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
@@ -39,7 +42,7 @@ impl Sessions {
         &mut self,
         aim: &Aim,
         &Packet { start, len, .. }: &Packet,
-        umem: &Umem,
+        (umem, memory): (&Umem, &mut Memory<'_>),
         now_ns: u64,
     ) {
         // The queue carries one session.
@@ -49,17 +52,76 @@ impl Sessions {
             self.pass_skipped(umem);
             return;
         };
-        let packets_before = inbound.progress.count(now_ns);
-        inbound.astray.has_landed();
         let is_its = aim.position < aim.until && aim.owner.serial == inbound.serial;
         let at = inbound.order.position_of(aim.number).filter(|_| is_its);
+        if let Some(at) = at.filter(|&at| aim.position < inbound.order.at(at).fragment_count()) {
+            let packets_before = inbound.progress.count(now_ns);
+            inbound.astray.has_landed();
+            let mut care = inbound.care();
+            care.take_for(at, aim, (start, len), packets_before, umem, now_ns);
+            care.land_whole();
+        } else {
+            let next = (inbound.row(), inbound.order.announced(), None);
+            match self.claim(aim, next, (start, len), (umem, memory), now_ns) {
+                Some(claimed) => self.take_first(&claimed, (start, len), umem, now_ns),
+                None => self.take_unexpected(next.0, (start, len), umem, now_ns),
+            }
+            if let Some((owner, at)) = self.owner(aim).filter(|_| is_its) {
+                owner.care().filler_came(at, aim.position, umem);
+            }
+        }
+        self.pass_skipped(umem);
+    }
+
+    /// The packet is the first of a message that is known by its facts, and with it how many were sent before.
+    fn take_first(&mut self, aim: &Aim, landed: (u64, u32), umem: &Umem, now_ns: u64) {
+        let Some((inbound, at)) = self.owner(aim) else {
+            return;
+        };
+        let base = inbound.order.at(at).base;
+        inbound.progress.count(now_ns);
+        inbound.progress.correct(base + 1);
+        inbound.astray.has_landed();
         let mut care = inbound.care();
-        match at {
-            Some(at) => care.take_for(at, aim, (start, len), packets_before, umem, now_ns),
-            None => care.keep_stray((start, len), umem),
+        if care.order.at(at).slots.zone.is_some() {
+            care.take_for(at, aim, landed, base, umem, now_ns);
+        } else {
+            care.keep_stray(landed, umem);
+        }
+    }
+
+    /// The packet lies where no fragment is expected. Its header may be another's payload by now; if it is not, it says whether the session's sender
+    /// sent it.
+    #[cold]
+    fn take_unexpected(&mut self, row: u8, (start, len): (u64, u32), umem: &Umem, now_ns: u64) {
+        let Some(inbound) = self.at_mut(row) else { return };
+        let header_len = inbound.terms.layout.fragment_header_len(1);
+        let mut bytes = [0; TAIL_LEN_MAX];
+        let header = &mut bytes[..usize::from(header_len).min(len as usize)];
+        umem.copy_from(start, header);
+        let behind = header.len().saturating_sub(HEADER_LEN);
+        let of_session = match LmHeader::decode(&header[behind..]) {
+            Ok((
+                LmHeader::Data {
+                    session_key, message, ..
+                },
+                _,
+            )) => (session_key == inbound.terms.key).then_some(message),
+            _ => None,
+        };
+        if let Some(message) = of_session {
+            inbound.progress.count(now_ns);
+            inbound.astray.has_landed();
+            if !inbound.order.knows(message) {
+                inbound.told.is_unknown();
+            }
+        }
+        let mut care = inbound.care();
+        match of_session.is_some() && len <= header_len.into() {
+            true => care.places.repair.fillers += 1,
+            false => care.keep_stray((start, len), umem),
         }
         care.land_whole();
-        self.pass_skipped(umem);
     }
 }
 
@@ -67,6 +129,13 @@ impl Care<'_> {
     /// Keeps what landed where nothing of its kind was expected.
     fn keep_stray(&mut self, landed: (u64, u32), umem: &Umem) {
         self.places.repair.stale += self.strays.keep_landed(landed, self.places.evidence(), umem);
+    }
+
+    /// What is behind the last fragment's entry of the message at `at` was used: the place that is [`InboundTerms::reach`] above is final.
+    fn filler_came(&mut self, at: usize, position: u32, umem: &Umem) {
+        let (message, reach) = (self.order.at_mut(at), self.terms.reach());
+        (self.places).end_at(message, (position + 1).saturating_sub(reach), umem);
+        self.land_whole();
     }
 
     /// A packet landed in the entry of `aim`, which the message at `at` owns, and is taken for the fragment that belongs there.

@@ -38,8 +38,9 @@ impl Outbound {
             .map(|&slot| table.at(slot).left())
             .sum();
         let credit = serial::distance(self.sent_packets.wrapping_add(unsent), self.limit);
+        let packets = count + self.terms.fillers;
         let fits = count <= self.terms.window.fragments() && geometry.tx_region_len() <= room;
-        (fits && i64::from(credit) >= i64::from(count)).then_some(geometry)
+        (fits && i64::from(credit) >= i64::from(packets)).then_some(geometry)
     }
 
     /// Whether the next message may not be sent before the receiver has confirmed that it knows it: it would come to entries that

@@ -59,6 +59,8 @@ pub(crate) struct Outgoing {
     pub(super) digest: Option<u64>,
     /// Facts lie behind its bytes: it left unannounced.
     pub(super) has_facts: bool,
+    /// Packets without a payload that go behind it.
+    pub(super) fillers: u32,
 }
 
 impl Outgoing {
@@ -73,7 +75,7 @@ impl Outgoing {
 
     /// Packets of it that were not sent.
     pub(super) fn left(&self) -> u32 {
-        self.geometry.fragment_count() - self.position
+        self.geometry.fragment_count() + self.fillers - self.position
     }
 
     /// Puts the packet of fragment `index` on the ring, where there is room for a descriptor. Returns its length in bytes; `None` when a
@@ -119,6 +121,25 @@ impl Outgoing {
             sent(way.umem, address, frame_len);
         }
         Some(frame_len)
+    }
+
+    /// Puts a packet without a payload on the ring; its length in bytes, and `None` when a frame is needed.
+    pub(super) fn put_filler(
+        &self,
+        way: &mut Way<'_, impl TxQueue>,
+        header: &mut [u8; HEADER_LEN_MAX],
+    ) -> Option<u32> {
+        let Template::Lm(template) = &self.template else {
+            return None;
+        };
+        let frame = way.frames.take_for_control()?;
+        let (address, header_len) = (frame.address(), template.write(header, 0, 0));
+        let header = &mut header[..header_len];
+        way.channel.push(address, header_len as u32);
+        way.channel.checksum.complete(way.umem, address, header, &[]);
+        way.umem.copy_to(address, header);
+        way.frames.control_sent(frame);
+        Some(header_len as u32)
     }
 
     /// The payload of fragment `index`.

@@ -31,6 +31,9 @@ impl Outgoing {
         // Copied, so that the loop keeps it in registers.
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
+        if first >= count {
+            return (0, frame_len);
+        }
         let highest = window.index_at(first, count);
         // A long packet takes several descriptors, and some that the device reads are copied.
         if way.device_reads || frame_len > way.piece_len || highest + 1 >= count {

@@ -54,7 +54,7 @@ impl Outbound {
         if std::mem::take(&mut outgoing.has_facts) {
             let geometry = self.terms.layout.session_message(outgoing.len);
             outgoing.geometry = geometry.expect("it was one with facts");
-            outgoing.end = outgoing.geometry.fragment_count();
+            (outgoing.end, outgoing.fillers) = (outgoing.geometry.fragment_count(), 0);
         }
         outgoing.number = self.next_number;
         outgoing.template = self.template(addressing, &outgoing.geometry);

@@ -531,7 +531,7 @@ fn messages_that_no_session_follows_end_with_it() {
 /// ends again and again, in every state.
 #[test]
 fn sessions_that_end_again_and_again_lose_nothing() {
-    let (seeds, mut lost, mut again) = (times(6, 60), 0, 0);
+    let (seeds, mut lost, mut again) = (times(10, 60), 0, 0);
     for seed in 0..seeds {
         let mut crossing = Crossing::new(Case {
             lost: Lost::Nothing,

@@ -176,7 +176,7 @@ impl Grant {
             .put(self.lease_ms.to_be_bytes())
             .put(self.first_message.to_be_bytes())
             .put(self.landing_port.map_or(0, NonZeroU16::get).to_be_bytes())
-            .put([0; 2])
+            .put([self.fillers, 0])
             .put(self.capabilities.to_be_bytes())
     }
 
@@ -208,7 +208,8 @@ impl Grant {
             lease_ms: fields.u32(),
             first_message: fields.u32(),
             landing_port: NonZeroU16::new(fields.u16()),
-            capabilities: fields.skip::<2>().u32(),
+            fillers: fields.take::<2>()[0],
+            capabilities: fields.u32(),
         })
     }
 }

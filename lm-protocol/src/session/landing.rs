@@ -83,6 +83,8 @@ pub struct Terms {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1.
     pub frames_per_packet: u8,
+    /// Packets without a payload that the sender sends behind each message that leaves unannounced: a device writes so many slots beyond a packet.
+    pub fillers: u8,
     /// Fragments that are sent again must not go to the landing queue.
     pub repeats_apart: bool,
     /// The source port that fragments must have; `None`: the sender's data port.
@@ -299,6 +301,7 @@ impl Session {
             tx_queue: terms.tx_queue,
             prefix: terms.prefix,
             frames_per_packet: terms.frames_per_packet,
+            fillers: terms.fillers,
             repeats_apart: terms.repeats_apart,
             landing_port: terms.landing_port,
             max_message_len: terms.max_message_len.min(permit.max_message_len),

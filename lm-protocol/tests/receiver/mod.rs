@@ -72,6 +72,7 @@ impl Landing for Queues {
             tx_queue: Some(queue),
             prefix: 0,
             frames_per_packet: 1,
+            fillers: 0,
             repeats_apart: false,
             landing_port: None,
             max_message_len: permit.max_message_len.min(1 << 28),

@@ -121,6 +121,7 @@ pub(crate) fn grant(session_key: u64) -> ControlMessage {
         tx_queue: None,
         prefix: 0,
         frames_per_packet: 1,
+        fillers: 0,
         repeats_apart: false,
         landing_port: None,
         max_message_len: u64::MAX,

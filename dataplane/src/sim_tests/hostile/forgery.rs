@@ -150,6 +150,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         tx_queue: (dice.roll(2) == 0).then(|| dice.roll(6) as u16),
         prefix: number(dice) as u8,
         frames_per_packet: number(dice) as u8 | 1,
+        fillers: number(dice) as u8,
         repeats_apart: dice.roll(2) == 0,
         landing_port: std::num::NonZeroU16::new(dice.roll(1 << 16) as u16),
         max_message_len: number(dice),
