@@ -3,9 +3,7 @@
 use std::io::IsTerminal as _;
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::prelude::*;
 
 /// Shows what the library has to say from now on. `RUST_LOG` decides what of it; where it is not set or says
 /// nothing that is understood, warnings and errors, and with each `verbose` one level more. Times and colours only on a terminal.
@@ -16,13 +14,10 @@ pub(crate) fn start(verbose: u8) {
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let asked = std::env::var("RUST_LOG").unwrap_or_default();
-    let filter = match asked.parse::<Targets>() {
-        Ok(filter) if !asked.is_empty() => filter,
-        _ => Targets::new().with_default(level),
-    };
+    let asked = std::env::var("RUST_LOG").unwrap_or_else(|_| level.to_string());
+    let filter: Targets = asked.parse().unwrap_or(Targets::new().with_default(level));
     let is_terminal = std::io::stderr().is_terminal();
-    let lines = fmt::layer()
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(is_terminal);

@@ -55,10 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         checksum_offload: !impairments.as_ref().is_some_and(Impairments::needs_checksums),
         ..BedConfig::default()
     })?;
-    let start = |impairments| {
-        let programs = Programs::build(&["lm-bench"])?;
-        bed.start_box(&programs.path("lm-bench"), &impairments)
-    };
+    let start = |impairments| bed.start_box(&Programs::build(&TOOLS)?.path("lm-bench"), &impairments);
     let running = impairments.map(start).transpose()?;
     let joined = match (&running, is_slow) {
         (Some(_), _) => ", with an impairment box between them",

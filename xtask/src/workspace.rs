@@ -88,9 +88,7 @@ impl Programs {
         run(cargo()
             .args(["build", "--release", "--quiet"])
             .args(names.iter().flat_map(|name| ["--bin", name])))?;
-        Ok(Programs {
-            folder: target_dir()?.join("release"),
-        })
+        Ok(Programs::in_folder(&target_dir()?.join("release")))
     }
 
     /// Tools that were built before.

@@ -13,7 +13,6 @@ use lm_measure::size::{self, ByteSize};
 use serde_json::{Value, json};
 
 use crate::bed::Launch;
-use crate::bed::daemons::TOOLS;
 use crate::bed::leftovers::watch_signals;
 use crate::content::Content;
 use crate::machine::{self, ResultFile, two_cores};
@@ -64,15 +63,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     crate::bed::require_root(needed_for)?;
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let needed: &[&str] = match arguments.hosts {
-        Some(_) => &TOOLS,
-        None => &["lm-bench", "lm-recv", "lm-send"],
-    };
-    let programs = workspace::Programs::build(needed)?;
+    let programs = || workspace::Programs::build(&["lm-bench", "lm-recv", "lm-send"]);
     let mut result = match (arguments.hosts, &arguments.interface, &arguments.peer) {
-        (Some(hosts), ..) => cluster::run(hosts, &programs)?,
-        (None, Some(interface), Some(peer)) => two_machines::run(arguments, interface, peer, &programs)?,
-        _ => two_hosts::run(arguments, &programs)?,
+        (Some(hosts), ..) => cluster::run(hosts)?,
+        (None, Some(interface), Some(peer)) => two_machines::run(arguments, interface, peer, &programs()?)?,
+        _ => two_hosts::run(arguments, &programs()?)?,
     };
     result["suite"] = "run".into();
     result["machine"] = machine::describe();
