@@ -3,7 +3,7 @@
 use anyhow::Result;
 use lm_measure::rate::BitRate;
 
-use crate::bed::daemons::{Ground, NOBODY};
+use crate::bed::daemons::{Ground, NOBODY, TOOLS};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Impairments, Port, leftovers};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         checksum_offload: !impairments.as_ref().is_some_and(Impairments::needs_checksums),
         ..BedConfig::default()
     })?;
-    let start = |impairments| bed.start_box(&Programs::build()?.path("lm-bench"), &impairments);
+    let start = |impairments| bed.start_box(&Programs::build(&TOOLS)?.path("lm-bench"), &impairments);
     let running = impairments.map(start).transpose()?;
     let joined = match (&running, is_slow) {
         (Some(_), _) => ", with an impairment box between them",
@@ -81,7 +81,7 @@ fn keep_cluster(hosts: u32, with_daemons: bool) -> Result<()> {
         show(bed.hosts(), &how);
         keep()
     }
-    let ground = Ground::new(&Programs::build()?, "cluster", hosts)?;
+    let ground = Ground::new(&Programs::build(&TOOLS)?, "cluster", hosts)?;
     let hosts = ground.bed.hosts();
     show(hosts, &how);
     println!("each has an admission daemon, which lets user {NOBODY} in, for example:");

@@ -78,19 +78,17 @@ pub fn target_dir() -> Result<PathBuf> {
 /// The release builds of the tools.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 impl Programs {
-    /// Builds the tools in release mode.
-    pub fn build() -> Result<Programs> {
+    /// Builds these tools in release mode.
+    pub fn build(names: &[&str]) -> Result<Programs> {
         eprintln!("building the tools (release)");
         run(cargo()
-            .args(["build", "--release", "--quiet", "--package", "lm-bench"])
-            .args(["--package", "lm-admission", "--bins"]))?;
-        Ok(Programs {
-            folder: target_dir()?.join("release"),
-        })
+            .args(["build", "--release", "--quiet"])
+            .args(names.iter().flat_map(|name| ["--bin", name])))?;
+        Ok(Programs::in_folder(&target_dir()?.join("release")))
     }
 
     /// Tools that were built before.

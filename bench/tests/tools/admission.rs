@@ -372,7 +372,8 @@ fn under_exclusive_admission_messages_land_when_it_is_their_turn() {
 #[test]
 fn what_a_daemon_does_not_give() {
     // It lets root in, and nobody else.
-    let Some(hosts) = Hosts::new(0) else { return };
+    let Some(bed) = Bed::quiet(false) else { return };
+    let Some(hosts) = Hosts::on(bed, 0) else { return };
     let file = hosts.bed.file("file", 1 << 20);
     let sent = hosts.send(&[file.to_str().unwrap()]).end();
     sent.expect_code(1);
@@ -454,7 +455,7 @@ fn keygen(bed: &Bed, name: &str) -> Option<PathBuf> {
 
 #[test]
 fn a_key_without_a_daemon() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = Bed::quiet(false) else { return };
     let Some(key) = keygen(&bed, "key") else { return };
     let other = keygen(&bed, "other").expect("as the first");
     let [key, other] = [&key, &other].map(|path| path.to_str().unwrap());

@@ -47,7 +47,7 @@ pub(crate) fn resume(bed: &Bed, file: &Path) -> u64 {
 
 #[test]
 fn after_the_receiver_was_killed() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = Bed::quiet(false) else { return };
     let file = bed.file("file", LEN);
     let directory = bed.directory("in");
     for (output, kill_both) in [(directory.join("named"), false), (directory.clone(), true)] {
@@ -75,7 +75,7 @@ fn after_the_receiver_was_killed() {
 
 #[test]
 fn after_the_sender_was_killed_or_stopped() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = Bed::quiet(false) else { return };
     let file = bed.file("file", LEN);
     let (receiver, directory) = bed.recv_into("in", &[]);
     let sender = under_way(&bed, &file, &directory, &[]);

@@ -273,7 +273,7 @@ fn an_answer_that_is_not_taken_holds_up_no_other() {
 /// One address begins as many transfers as there is room for, then a second one, and no byte comes of any.
 #[test]
 fn transfers_without_progress_hold_no_places() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = Bed::quiet(false) else { return };
     let (file, directory) = (bed.file("file", 1000), bed.directory("in"));
     let file = file.to_str().unwrap();
     let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);

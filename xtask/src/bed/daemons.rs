@@ -17,6 +17,8 @@ use crate::workspace::{Programs, said_by};
 
 /// The user of a bed's programs without privileges: by tradition nobody.
 pub const NOBODY: u32 = 65534;
+/// What hosts with daemons need.
+pub const TOOLS: [&str; 5] = ["lm-admissiond", "lm-bench", "lm-check", "lm-recv", "lm-send"];
 /// How long a daemon may take until it answers.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// A bed lives as long as it likes, and its daemons with it.
@@ -45,10 +47,9 @@ impl Daemons {
         // The folder that programs are built in may be closed to other users. Copied by a process of its own: a program
         // that another thread starts meanwhile would keep a file that we write open, and nobody can run one that is
         // being written (ETXTBSY).
-        let tools = ["lm-admissiond", "lm-bench", "lm-check", "lm-send", "lm-recv"];
         said_by(
             Command::new("cp")
-                .args(tools.map(|tool| programs.path(tool)))
+                .args(TOOLS.map(|tool| programs.path(tool)))
                 .arg(folder),
         )?;
         let daemons = Daemons {

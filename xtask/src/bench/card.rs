@@ -14,7 +14,7 @@ use crate::vm::checks::card::Row;
 use crate::vm::devices::Device;
 use crate::vm::protocol::Ended;
 use crate::vm::qemu::Clock;
-use crate::vm::{self, Build, Choice, Machine};
+use crate::vm::{self, Choice, Machine};
 
 /// Two whole runs agree when no figure differs by more than this.
 const AGREE: f64 = 0.01;
@@ -148,12 +148,11 @@ fn short_rows() -> Vec<Row> {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let earlier = arguments.against.as_deref().map(baseline::earlier).transpose()?;
-    // The short list is measured by what `cargo xtask ci` has built.
-    let (rows, build) = match arguments.short {
-        true => (short_rows(), Build::Counted),
-        false => (rows(arguments), Build::Release),
+    let rows = match arguments.short {
+        true => short_rows(),
+        false => rows(arguments),
     };
-    let (measured, machines) = measure(rows, build)?;
+    let (measured, machines) = measure(rows)?;
     if let Some(file) = file {
         file.write(&json!({
             "suite": "card",
@@ -171,14 +170,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Measures in a boot for each kind of machine, and prints what `lm-bench` says.
-fn measure(rows: Vec<Row>, build: Build) -> Result<(Vec<Measured>, Vec<Machine>)> {
+fn measure(rows: Vec<Row>) -> Result<(Vec<Measured>, Vec<Machine>)> {
     let mut measured = Vec::new();
     let mut machines = Vec::new();
     for mut rows in rows.chunk_by(|one, other| (one.device, one.taps) == (other.device, other.taps)) {
         while let Some(first) = rows.first() {
             let choice = Choice {
                 clock: Clock::Instructions,
-                build,
                 hub: !first.taps,
                 ..Choice::default()
             };

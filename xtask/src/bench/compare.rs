@@ -62,7 +62,7 @@ pub fn at_port(senders: u32, port: Port, mtu: u16) -> BedConfig {
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let programs = Programs::build()?;
+    let programs = Programs::build(&["lm-bench"])?;
     let command = command_line(std::env::args().skip(1));
     let setting = |name: &str, value: String| ["--setting".to_owned(), format!("{name}={value}")];
     let mut words = Vec::from(setting("command", command));

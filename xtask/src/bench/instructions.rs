@@ -136,7 +136,8 @@ fn tenths(value: f64) -> f64 {
 fn build() -> Result<PathBuf> {
     eprintln!("building endpoints on the simulated NIC (as for release)");
     let mut command = cargo();
-    let words = "test --profile counted --package lm-dataplane --test simulated --no-run";
+    // Of the tools' features, so that what they share is built once.
+    let words = "test --release -p lm-dataplane -p lm-bench -p xtask --test simulated --no-run";
     command.args(words.split(' '));
     command.arg("--message-format=json-render-diagnostics");
     let messages = said_aloud_by(&mut command)?;

@@ -8,7 +8,7 @@ use lm_measure::size;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
-use crate::bed::daemons::{Ground, NOBODY};
+use crate::bed::daemons::{Ground, NOBODY, TOOLS};
 use crate::bed::{Host, INTERFACE, Launch, Program};
 use crate::machine::cores;
 use crate::soak::fates;
@@ -50,8 +50,8 @@ pub(crate) fn exchange(
 }
 
 /// Runs the command.
-pub(super) fn run(hosts: u32, programs: &Programs) -> Result<Value> {
-    let ground = Ground::new(programs, "cluster", hosts)?;
+pub(super) fn run(hosts: u32) -> Result<Value> {
+    let ground = Ground::new(&Programs::build(&TOOLS)?, "cluster", hosts)?;
     let cluster = ground.bed.hosts();
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",

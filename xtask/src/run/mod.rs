@@ -63,11 +63,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     crate::bed::require_root(needed_for)?;
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let programs = workspace::Programs::build()?;
+    let programs = || workspace::Programs::build(&["lm-bench", "lm-recv", "lm-send"]);
     let mut result = match (arguments.hosts, &arguments.interface, &arguments.peer) {
-        (Some(hosts), ..) => cluster::run(hosts, &programs)?,
-        (None, Some(interface), Some(peer)) => two_machines::run(arguments, interface, peer, &programs)?,
-        _ => two_hosts::run(arguments, &programs)?,
+        (Some(hosts), ..) => cluster::run(hosts)?,
+        (None, Some(interface), Some(peer)) => two_machines::run(arguments, interface, peer, &programs()?)?,
+        _ => two_hosts::run(arguments, &programs()?)?,
     };
     result["suite"] = "run".into();
     result["machine"] = machine::describe();

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::kernel::Dice;
-use crate::bed::daemons::{Ground, NOBODY};
+use crate::bed::daemons::{Ground, NOBODY, TOOLS};
 use crate::bed::{Host, Program, require_root, until};
 use crate::machine::status_kib;
 use crate::run::cluster::{count, exchange, reports};
@@ -47,7 +47,7 @@ struct Life {
 /// Runs the soak.
 pub(super) fn run(seconds: u32, seed: u64) -> Result<()> {
     require_root("make network namespaces")?;
-    let ground = Ground::new(&Programs::build()?, "cluster", HOSTS)?;
+    let ground = Ground::new(&Programs::build(&TOOLS)?, "cluster", HOSTS)?;
     println!(
         "{HOSTS} hosts on one switch, all to all for {seconds} s with seed {seed}; programs: user {NOBODY}, without \
             privileges, by the daemon of each host"

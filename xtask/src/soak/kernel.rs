@@ -165,7 +165,7 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     require_root("make network namespaces")?;
     let last = first.checked_add(count);
     let last = last.context("no seed is beyond 2^64; choose a lower --from")?;
-    let programs = Programs::build()?;
+    let programs = Programs::build(&["lm-bench", "lm-check"])?;
     let bed = Bed::new(&BedConfig {
         with_box: true,
         box_cores: Some(two_cores()),

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::protocol::{PLAN_PATH, Plan};
-use crate::workspace::{cargo, root, run, target_dir};
+use crate::workspace::root;
 
 /// Where the pins lie in the workspace.
 const LOCK: &str = "xtask/src/vm/packages.lock";
@@ -88,30 +88,6 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     set("LM_VM_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("lm-vm")))
         .or_else(|| Some(set("HOME")?.join(".cache/lm-vm")))
-}
-
-/// Which builds of our programs the guest gets. Optimised ones: in software emulation others fall behind their own
-/// traffic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Build {
-    /// The engine as it is released, with what `cargo xtask bench instructions` builds, too.
-    #[default]
-    Counted,
-    /// For measurements.
-    Release,
-}
-
-/// Builds our programs; the folder they are in.
-pub(super) fn build(build: Build) -> Result<PathBuf> {
-    let profile = match build {
-        Build::Counted => "counted",
-        Build::Release => "release",
-    };
-    eprintln!("building the guest's programs");
-    run(cargo()
-        .args(["build", "--quiet", "--bins", "--lib", "--profile", profile])
-        .args(["--package", "lm-bench", "--package", "xtask"]))?;
-    Ok(target_dir()?.join(profile))
 }
 
 /// The one folder of the kernel's part, which has image and modules; its name is the release.

@@ -10,7 +10,7 @@ use lm_measure::against::changes;
 use super::{BASELINE, Kept, Measured, measure, short_rows};
 use crate::bed::leftovers::temporary_folder;
 use crate::machine;
-use crate::vm::{Build, Machine};
+use crate::vm::Machine;
 use crate::workspace::{self, cargo, said_by, target_dir};
 
 /// By so much a row may be worse.
@@ -25,7 +25,7 @@ const WORSE: f64 = 0.03;
 pub(crate) fn check() -> Result<()> {
     let root = workspace::root();
     let baseline = earlier(&root.join(BASELINE))?;
-    let (now, machines) = measure(short_rows(), Build::Counted)?;
+    let (now, machines) = measure(short_rows())?;
     if is_of(&baseline, machine::rustc(), &machines) {
         return not_worse(&now, &baseline.rows);
     }
