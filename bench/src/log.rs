@@ -14,8 +14,11 @@ pub(crate) fn start(verbose: u8) {
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let asked = std::env::var("RUST_LOG").unwrap_or_else(|_| level.to_string());
-    let filter: Targets = asked.parse().unwrap_or(Targets::new().with_default(level));
+    let asked = std::env::var("RUST_LOG").unwrap_or_default();
+    let filter = match asked.parse() {
+        Ok(filter) if !asked.is_empty() => filter,
+        _ => Targets::new().with_default(level),
+    };
     let is_terminal = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

@@ -37,6 +37,14 @@ pub(crate) enum Mutant {
     TakenTwice,
     /// A message that comes unannounced claims entries that are not in one piece.
     ClaimedAcross,
+    /// The lowest fragment of such a message travels first.
+    SentForward,
+    /// Zero-copy mode: such a message is shown although the device may write there, and nothing follows it.
+    NoFillers,
+    /// Facts are believed whatever their hash.
+    FactsUnhashed,
+    /// Zero-copy mode: there is credit for packets that the device has no entry for.
+    CreditUnposted,
 }
 
 #[cfg(test)]

@@ -100,8 +100,9 @@ impl MemoryPlan {
         let packet_len = u32::from(layout.max_frame_len()) + 7;
         let frame_capacity = chunk_len - XDP_PACKET_HEADROOM;
         let several = caps.witness && packet_len > frame_capacity;
-        let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
-        let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
+        let frame_len = chunk_len.next_power_of_two();
+        let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(frame_len);
+        let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(frame_len);
         let send_len = pages_len(config.memory.send_len);
         let spare_frames = send_arena + send_len;
         let lands = config.memory.landing_len > 0;
@@ -109,7 +110,7 @@ impl MemoryPlan {
             true => spare_frame_count(&caps),
             false => 0,
         };
-        let datagram = spare_frames + pages_len(u64::from(spare_count) * u64::from(chunk_len));
+        let datagram = spare_frames + pages_len(u64::from(spare_count) * u64::from(frame_len));
         let landing_arena = datagram
             + match several {
                 true => DATAGRAM_LEN_MAX,
@@ -299,8 +300,13 @@ impl<P: Port> Parts<P> {
                 !plan.is_zero_copy(),
             );
             let (rx, tx) = open_once_free(port, &spec)?;
-            let spare = (plan.spare_count > 0)
-                .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
+            let spare = (plan.spare_count > 0).then(|| {
+                FramePool::new(
+                    plan.spare_frames,
+                    plan.chunk_len.next_power_of_two(),
+                    plan.spare_count,
+                )
+            });
             landing = Some(LandingSide {
                 queue,
                 sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps, spare),
@@ -321,7 +327,7 @@ impl<P: Port> Parts<P> {
             });
         }
         Ok(Parts {
-            frames: FramePool::new(0, plan.chunk_len, GENERAL_FRAMES),
+            frames: FramePool::new(0, plan.chunk_len.next_power_of_two(), GENERAL_FRAMES),
             scheduler,
             general,
             landing,
@@ -374,7 +380,7 @@ impl<P: Port> Parts<P> {
                 // Each frame is shorter by the room before it.
                 FramePool::new(
                     plan.transmit_frames + u64::from(plan.checksum.room()),
-                    plan.chunk_len,
+                    plan.chunk_len.next_power_of_two(),
                     TRANSMIT_FRAMES,
                 ),
                 (plan.send_arena, plan.send_len),

@@ -31,6 +31,7 @@ use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
+use crate::mutants::mutant;
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::{Class, RateLimit, Shaper, Signal};
@@ -333,6 +334,8 @@ impl Outbound {
                 let len = match outgoing.position < count {
                     true => {
                         let index = self.terms.window.index_at(outgoing.position, count);
+                        let is_forward = outgoing.has_facts && mutant!(SentForward);
+                        let index = if is_forward { outgoing.position } else { index };
                         outgoing.put_packet(index, way, &mut header, &mut sent)
                     }
                     false => outgoing.put_filler(way, &mut header),

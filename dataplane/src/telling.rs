@@ -163,10 +163,14 @@ impl<P: Port> Engine<P> {
             Some(step) if is_credit_alone => (step.min(CREDIT_STEP), CREDIT_LATEST_NS),
             _ => (CREDIT_STEP, patience_ns(idle)),
         };
+        // In an exchange the answer says it, if there soon is one.
+        let in_flight = inbound.terms.limits.messages_in_flight;
+        let few = if inbound.is_exchange() { 2 } else { 1 };
+        let told = &mut inbound.told;
         let due = told.asked
             || more >= enough
             || (more > 0 && left < LOW_CREDIT)
-            || settled >= (inbound.terms.limits.messages_in_flight / 4).max(1)
+            || settled >= (in_flight / 4).max(in_flight.min(few))
             || now_ns.saturating_sub(told.changed_ns) >= patience_ns;
         if !due {
             if let Some(outbound) = outbound

@@ -16,6 +16,7 @@ use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape, frames_of};
 use crate::bounds::LANDING_RING_LEN;
 use crate::daemon::ipc::Offer;
 use crate::landing::reach;
+use crate::mutants::mutant;
 
 /// Longest window of a session, in fragments: entries of several are posted together.
 pub(crate) const WINDOW_FRAGMENTS_MAX: u32 = LANDING_RING_LEN / 4;
@@ -145,7 +146,7 @@ impl LandingTerms {
             prefix: self.prefix,
             frames_per_packet: frames_of(fit.layout.max_frame_len(), self.chunk_len - XDP_PACKET_HEADROOM)
                 as u8,
-            fillers: match self.zero_copy {
+            fillers: match self.zero_copy && !mutant!(NoFillers) {
                 true => reach(self.chunk_len, &fit.layout) as u8,
                 false => 0,
             },

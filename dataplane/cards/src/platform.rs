@@ -292,12 +292,14 @@ pub fn rx_ring_len(interface: &Interface) -> u32 {
     len.filter(|len| *len > 0).unwrap_or(USUAL_RING_LEN)
 }
 
-/// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it.
+/// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it. The less of it lies behind a packet, the
+/// fewer of the next ones have to come before the packet is final.
 pub fn chunk_len_for(driver: Option<&str>, mtu: u32) -> u32 {
-    match max_mtu(driver, 2048) {
-        longest if mtu <= longest => 2048,
-        _ => 4096,
-    }
+    let holds = |len: &u32| mtu <= max_mtu(driver, *len);
+    [2048, 2048 + XDP_PACKET_HEADROOM]
+        .into_iter()
+        .find(holds)
+        .unwrap_or(4096)
 }
 
 /// Longest MTU whose frames, VLAN-tagged ones too, fit a chunk as the driver uses it.

@@ -173,8 +173,13 @@ impl Care<'_> {
             .order
             .pop_front()
             .expect("the message that just became whole");
-        // Its last fragments may have come without the gate: what comes next is the next message's.
-        self.progress.overtaken(message.end());
+        // Its last fragments may have come without the gate: what comes next is the next message's, or its fillers, which are counted.
+        let fillers = if self.terms.caps.witness {
+            0
+        } else {
+            message.fillers
+        };
+        self.progress.overtaken(message.end() - u64::from(fillers));
         self.settled.add(message.landed(missing));
     }
 

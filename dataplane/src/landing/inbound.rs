@@ -30,6 +30,8 @@ const PAUSE_NS: u64 = 20_000_000;
 /// After so many messages in a row that were announced although they might have come unannounced, and were copied for that, so many of
 /// the next ones find nothing open.
 const TRIES: u8 = 4;
+/// A sender has heard of credit after so long.
+const HEARD_NS: u64 = 1_000_000;
 const PAUSE: u8 = 64;
 
 /// Whether a session lands.
@@ -290,9 +292,15 @@ impl Inbound {
             self.places.trouble();
         }
         let geometry = Facts::geometry(&self.terms.layout, about.len);
-        let is_short = geometry.is_some_and(|with| with.fragment_count() <= self.terms.window.fragments());
+        let packets = geometry.map_or(u32::MAX, |with| with.fragment_count());
+        let is_short = packets <= self.terms.window.fragments();
         let might_come_unannounced = was_empty && is_short && release == Release::Whole;
-        if might_come_unannounced && (self.opens || self.announced_all_the_same >= TRIES) {
+        let credit = serial::distance(self.progress.accepted_packets(), self.told.packet_limit);
+        let has_heard = now_ns.saturating_sub(self.told.limit_ns) >= HEARD_NS;
+        let has_credit = self.opens
+            && has_heard
+            && i64::from(credit) >= i64::from(packets) + i64::from(self.terms.fillers);
+        if might_come_unannounced && (has_credit || self.announced_all_the_same >= TRIES) {
             self.announced_all_the_same = (self.announced_all_the_same + 1) % (TRIES + PAUSE);
         }
         self.opens = might_come_unannounced && self.announced_all_the_same < TRIES;

@@ -10,6 +10,7 @@ use super::order::Order;
 use super::terms::InboundTerms;
 use crate::arena::Arena;
 use crate::memory::Umem;
+use crate::mutants::mutant;
 
 /// What a session's fragments are measured by, and those of them that are not at their places.
 #[derive(Debug)]
@@ -83,11 +84,8 @@ impl Places {
         // Entries are used in their order. Those of later windows let nobody write in this one but at its tail, and nothing is posted below a
         // message that has its zone alone.
         let is_lowest = message.window.is_lowest(index);
-        let behind = if is_lowest && !message.is_claimed {
-            0
-        } else {
-            reach
-        };
+        let is_alone = !message.is_claimed || mutant!(NoFillers);
+        let behind = if is_lowest && is_alone { 0 } else { reach };
         self.end_at(message, message.slots.consumed.saturating_sub(behind), umem);
         let window = message.window.window_of(index);
         if is_lowest && let Some(tail) = message.slots.rule.lowest_arrived(window) {

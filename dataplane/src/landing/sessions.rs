@@ -24,6 +24,7 @@ use crate::arena::Arena;
 use crate::bounds::RECEIVE_BURST;
 use crate::frames::FramePool;
 use crate::memory::Umem;
+use crate::mutants::mutant;
 use crate::port::{Caps, RxQueue};
 
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
@@ -491,6 +492,7 @@ impl Sessions {
             true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
             // message's entries are posted.
+            false if self.may_go_ahead(inbound) && mutant!(CreditUnposted) => 2 * entries,
             false if self.may_go_ahead(inbound) => entries.min(self.entries.ahead().into()),
             false => entries.min(provided).min(self.entries.ahead().into()),
         };

@@ -6,6 +6,7 @@ use lm_protocol::window::WindowShape;
 use super::{Heard, Outgoing, Template, Way};
 use crate::checksum::Checksum;
 use crate::memory::Umem;
+use crate::mutants::mutant;
 use crate::port::TxQueue;
 
 impl Outgoing {
@@ -31,7 +32,7 @@ impl Outgoing {
         // Copied, so that the loop keeps it in registers.
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
-        if first >= count {
+        if first >= count || self.has_facts && mutant!(SentForward) {
             return (0, frame_len);
         }
         let highest = window.index_at(first, count);

@@ -115,7 +115,7 @@ impl Run {
             let engine = &mut bed.hosts[host];
             let memory = engine.memory.umem().len();
             let landing = engine.landing.as_ref().expect("a landing channel");
-            let chunk_len = u64::from(engine.fixed.chunk_len);
+            let chunk_len = u64::from(engine.fixed.chunk_len).next_power_of_two();
             // Spare frames lie before the arena.
             let spare = pages_len(u64::from(spare_frame_count(&engine.fixed.caps)) * chunk_len);
             let first = landing.arena.start() - spare;
