@@ -48,6 +48,10 @@ REPORT
                        or others
     page_end_fragments fragments copied because their places cross the end of a
                        huge page (zero-copy mode)
+    messages_ahead, messages_ahead_copied, open_refused
+                       lm-recv: messages of 2 to 64 fragments that came
+                       unannounced; those that were copied (a region of slots
+                       ended, or a packet was lost); how often memory was short
     restored_bytes     bytes put back at window edges
     latency_us         p50, p90, p99, p999, max of the completion time of
                        messages, in microseconds, null when not measured.

@@ -39,6 +39,13 @@ pub struct Report {
     pub fragments_one_copy: u64,
     /// Fragments that were copied because their places cross the end of a huge page (zero-copy mode).
     pub page_end_fragments: u64,
+    /// Receiver: messages that came unannounced; those of them that were copied, since a region of slots ended or a packet was lost; and how often there
+    /// was no memory for such messages.
+    pub messages_ahead: u64,
+    /// As said there.
+    pub messages_ahead_copied: u64,
+    /// As said there.
+    pub open_refused: u64,
     /// Bytes put back at window edges (rule I5).
     pub restored_bytes: u64,
     /// Payload bytes that are missing of messages which were delivered without them (partial delivery); they are zeros.
@@ -119,6 +126,9 @@ impl fmt::Display for Report {
         for (before, count, what) in [
             ("", self.messages_one_copy, "messages went by the one-copy path"),
             ("", self.fragments_one_copy, "fragments came by the one-copy path"),
+            ("", self.messages_ahead, "messages came unannounced"),
+            ("", self.messages_ahead_copied, "of these were copied"),
+            ("", self.open_refused, "times there was no memory for these"),
             ("", self.missing_bytes, "payload bytes were lost and are zeros"),
             (
                 "corrupt messages: ",
@@ -185,9 +195,12 @@ mod tests {
                 "latency_us",
                 "manifests_requested",
                 "messages",
+                "messages_ahead",
+                "messages_ahead_copied",
                 "messages_one_copy",
                 "missing_bytes",
                 "mode",
+                "open_refused",
                 "page_end_fragments",
                 "restored_bytes",
                 "resumed_bytes",

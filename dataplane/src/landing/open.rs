@@ -31,7 +31,7 @@ use super::sessions::Sessions;
 use super::terms::InboundTerms;
 use super::zones::Memory;
 use crate::arena::Arena;
-use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
+use crate::memory::{HUGE_PAGE_LEN, PACKET_HEADROOM, Umem, crosses_huge_page};
 use crate::mutants::mutant;
 use crate::placing::Left;
 use crate::port::RxQueue;
@@ -40,7 +40,7 @@ use crate::words::Words;
 /// Slots of a region, where laps are no longer.
 const SLOTS: u32 = 512;
 /// Laps of a region.
-const LAPS: u32 = 4;
+const LAPS: u32 = 5;
 /// Open entries that are to stand: packets that a sender may send unannounced.
 const STANDING: u32 = Facts::FRAGMENTS_MAX;
 /// Used entries after which others are opened.
@@ -243,7 +243,12 @@ impl Open {
         let len = u64::from(slots) * u64::from(terms.layout.payload_len());
         let geometry = terms.layout.session_message(len).ok()?;
         let (zone_len, front_margin) = terms.zone_of(&geometry);
-        let start = memory.arena.allocate_in(zone_len, 0, memory.registered_len)?;
+        let (arena, end) = (&mut *memory.arena, memory.registered_len);
+        // No slot of one that lies in a huge page is skipped.
+        let pages = (arena.start() / HUGE_PAGE_LEN..end / HUGE_PAGE_LEN).map(|page| page * HUGE_PAGE_LEN);
+        let in_page = { pages.filter(|_| terms.caps.page_ends) }
+            .find_map(|page| arena.allocate_in(zone_len, page, page + HUGE_PAGE_LEN));
+        let start = in_page.or_else(|| arena.allocate_in(zone_len, 0, end))?;
         if !memory.arena.fits(terms.zone_len_max()) {
             memory.arena.free(start, zone_len);
             return None;
@@ -416,7 +421,10 @@ impl Sessions {
             return 0;
         }
         let (terms, lap) = (inbound.terms, self.entries.caps.lap);
-        let wanted = (STANDING + terms.fillers).saturating_sub(self.entries.open.standing);
+        // What the device has taken is known when the next packets have come: until then another message may come.
+        let messages = if terms.caps.witness { 1 } else { 2 };
+        let wanted = messages * (STANDING + terms.fillers);
+        let wanted = wanted.saturating_sub(self.entries.open.standing);
         let room = terms.limits.posted_max.saturating_sub(self.entries.outstanding());
         let room = queue.room(wanted.next_multiple_of(lap)).min(room) / lap * lap;
         if wanted < REFILL || room == 0 {
