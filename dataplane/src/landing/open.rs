@@ -54,6 +54,8 @@ pub(super) struct Open {
     region: Option<Region>,
     /// Open entries that no packet has used, and no message claimed.
     pub(super) standing: u32,
+    /// Longest packet, in bytes, that the last ones are for.
+    pub(super) frame_len: u16,
     /// Regions so far: entries of two are never in one piece.
     regions: u32,
 }
@@ -154,6 +156,7 @@ impl Entries {
             _ => self.open.region = Some(region),
         }
         self.open.standing += entries;
+        self.open.frame_len = terms.layout.max_frame_len();
         entries
     }
 

@@ -604,7 +604,9 @@ impl Sessions {
     pub(crate) fn lands_apart(&self, inbound: &Inbound) -> bool {
         let (caps, len) = (self.entries.caps, inbound.terms.layout.max_frame_len());
         let is_other = |other: &Inbound| other.lands() && other.terms.layout.max_frame_len() != len;
+        let open = &self.entries.open;
+        let meets_open = open.standing > 0 && open.frame_len != len;
         let is_guarded = caps.capacity > 0 || !caps.witness;
-        !is_guarded && self.iter().any(is_other)
+        !is_guarded && (meets_open || self.iter().any(is_other))
     }
 }
