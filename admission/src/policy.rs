@@ -183,6 +183,7 @@ mod tests {
                 prefix: 0,
                 frames_per_packet: 1,
                 repeats_apart: false,
+                goes_ahead: true,
                 landing_port: None,
                 max_message_len: permit.max_message_len,
                 window: application.request.window,

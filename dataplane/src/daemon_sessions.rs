@@ -117,6 +117,7 @@ impl<P: Port> Engine<P> {
             prefix: grant.prefix,
             frames_per_packet: grant.frames_per_packet,
             repeats_apart: grant.repeats_apart,
+            goes_ahead: true,
             landing_port: grant.landing_port,
             max_message_len: grant.max_message_len,
             window: grant.window,

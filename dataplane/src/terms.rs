@@ -42,6 +42,8 @@ pub struct LandingTerms {
     pub prefix: u8,
     /// In zero-copy mode: IP fragments may land.
     pub exclusive: bool,
+    /// Messages may land that were not announced.
+    pub goes_ahead: bool,
 }
 
 /// What a request comes to, before it is known whether there is place and memory for it.
@@ -72,6 +74,7 @@ impl LandingTerms {
             zero_copy: false,
             prefix: 0,
             exclusive: false,
+            goes_ahead: true,
         }
     }
 
@@ -145,6 +148,7 @@ impl LandingTerms {
             frames_per_packet: frames_of(fit.layout.max_frame_len(), self.chunk_len - XDP_PACKET_HEADROOM)
                 as u8,
             repeats_apart: self.zero_copy,
+            goes_ahead: self.goes_ahead,
             landing_port,
             max_message_len: request.max_message_len,
             window: fit.window,

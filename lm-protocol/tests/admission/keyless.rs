@@ -25,6 +25,7 @@ impl Landing for Queue {
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,
+            goes_ahead: true,
             landing_port: None,
             max_message_len: permit.max_message_len,
             window: application.request.window,

@@ -73,6 +73,7 @@ impl Landing for Queues {
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,
+            goes_ahead: true,
             landing_port: None,
             max_message_len: permit.max_message_len.min(1 << 28),
             window: application.request.window,
