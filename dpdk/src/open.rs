@@ -121,7 +121,8 @@ fn site(dpdk: &DpdkConfig) -> Result<Site, DpdkError> {
 
 /// The device, started.
 fn probe(devargs: &str) -> Result<(Link, shim::Facts, String), DpdkError> {
-    let remedy = "check the driver's name and number, its arguments and its privileges (--dpdk net_vhost0,iface=/tmp/lm.sock)";
+    let remedy = "check the driver's name and number, its arguments and the privileges it needs (--dpdk \
+                  net_vhost0,iface=/tmp/lm.sock)";
     let name = devargs.split(',').next().unwrap_or_default();
     let (Ok(all), Ok(first), false) = (CString::new(devargs), CString::new(name), name.is_empty()) else {
         return Err(DpdkError::Device(format!(
