@@ -72,7 +72,8 @@ EXIT CODES
   141  what it prints was not read
 
 NOTES
-  Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root. Data is
+  Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root; with
+  --dpdk only what the driver needs. Data is
   neither encrypted nor authenticated. Packets are taken before the host's
   firewall and out of tcpdump's sight: use --pcap to see them. Sizes take the
   binary suffixes K, M, G and T.";

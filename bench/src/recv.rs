@@ -198,8 +198,11 @@ impl<P: Port> Tool<P> {
             },
             ..base
         };
+        let drop_rest = || privileges::drop_rest(|| output.check().is_ok());
+        // DPDK's own threads have what this one has when they begin.
+        let early = options.link.dpdk.as_ref().map(|_| drop_rest()).transpose()?;
         let endpoint = open(&options.link, &config, Box::new(policy.clone()))?;
-        if privileges::drop_rest(|| output.check().is_ok())? {
+        if early.map_or_else(drop_rest, Ok)? {
             let text = "warning: --output is another user's, so that root's power over files stays; choose a place of \
                         root's";
             cli::complain(TOOL, text);

@@ -81,6 +81,8 @@ impl Port for DpdkNic {
             Some(_) => return Err(PortError::QueueOpen { queue }),
             None => core.queues[queue as usize].open(spec),
         }
+        // What the queue's last owner left goes with it.
+        core.outgoing.retain(|packet| packet.queue != queue as usize);
         core.outgoing.reserve(spec.tx_len as usize);
         let role = match spec.role {
             Role::SendOnly => lm_ebpf::Role::None,

@@ -18,7 +18,7 @@ use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Log, Verdict};
 use lm_protocol::landing::LogEntry;
 
-use crate::shim::{BURST, Link, Packet};
+use crate::shim::{Link, Packet, ROOM};
 use crate::stack::Stack;
 
 /// Queues of a port, by number.
@@ -84,9 +84,9 @@ pub(crate) struct Core {
     pub(crate) queues: [Queue; QUEUES as usize],
     pub(crate) mapping: Arc<Mapping>,
     pub(crate) mtu: u16,
-    /// Packets to be sent, and their queues, in the order in which they were submitted: where the device takes none for a while, none overtakes
+    /// Packets to be sent, of all queues, in the order in which they were submitted: where the device takes none for a while, none overtakes
     /// one that it speaks of.
-    pub(crate) outgoing: VecDeque<(usize, Descriptor)>,
+    pub(crate) outgoing: VecDeque<Packet>,
     /// Since when the device has taken nothing, or was last looked at; and that there was nothing at its other end then.
     pub(crate) stuck_ns: Option<u64>,
     pub(crate) is_down: bool,
@@ -138,29 +138,26 @@ impl Core {
     /// Sends what was submitted, as far as the device takes it.
     fn flush(&mut self) -> Result<Flushed, WakeError> {
         let mut woken = false;
-        loop {
-            let mut packets = [Packet::new(std::ptr::null(), 0); BURST];
-            let count = self.outgoing.len().min(BURST);
-            for (packet, (_, descriptor)) in packets.iter_mut().zip(self.outgoing.range(..count)) {
-                let len = descriptor.len;
-                let start = self.mapping.pointer(descriptor.start(), len.into());
-                *packet = Packet::new(start.as_ptr(), len as usize);
-            }
-            if count == 0 && !self.link.waits() {
-                return Ok(Flushed { woken, unsent: false });
-            }
+        while self.has_unsent() {
             woken = true;
-            // SAFETY: they lie in the mapping, and their owner leaves them alone until they are completed.
-            let taken = unsafe { self.link.send(&packets[..count]) };
-            for (queue, descriptor) in self.outgoing.drain(..taken) {
-                self.copied += u64::from(descriptor.len);
-                self.queues[queue].completed.push_back(descriptor.addr);
+            let (first, _) = self.outgoing.as_slices();
+            // SAFETY: they lie in the mapping, and their owner leaves them alone until they are completed; `submit` looked at their lengths.
+            let taken = unsafe { self.link.send(first) };
+            for packet in self.outgoing.drain(..taken) {
+                self.copied += packet.len as u64;
+                self.queues[packet.queue].completed.push_back(packet.address);
             }
-            if taken == 0 {
+            if taken > 0 {
+                self.stuck_ns = None;
+            } else if self.has_unsent() {
                 return self.look_at_link().map(|()| Flushed { woken, unsent: true });
             }
-            self.stuck_ns = None;
         }
+        Ok(Flushed { woken, unsent: false })
+    }
+
+    fn has_unsent(&self) -> bool {
+        !self.outgoing.is_empty() || self.link.waits()
     }
 
     /// The device takes nothing: whether there is something at its other end. A driver may make a system call for that, so not at once.
@@ -339,9 +336,17 @@ impl TxQueue for DpdkTx {
 
     fn submit(&mut self, count: u32) {
         self.out += count;
-        let submitted = self.written[..count as usize].iter();
-        let submitted = submitted.map(|&descriptor| (self.queue, descriptor));
-        lock(&self.core).outgoing.extend(submitted);
+        let core = &mut *lock(&self.core);
+        for descriptor in &self.written[..count as usize] {
+            let len = descriptor.len as usize;
+            assert!(len <= ROOM, "a packet of {len} bytes");
+            core.outgoing.push_back(Packet {
+                start: core.mapping.pointer(descriptor.start(), len as u64).as_ptr(),
+                len,
+                address: descriptor.addr,
+                queue: self.queue,
+            });
+        }
     }
 
     fn flush(&mut self) -> Result<Flushed, WakeError> {

@@ -29,6 +29,9 @@
 struct lm_packet {
 	const char *start;
 	size_t len;
+	/* The caller's. */
+	unsigned long long address;
+	size_t queue;
 };
 
 struct lm_facts {
@@ -169,7 +172,7 @@ unsigned int lm_dpdk_receive(struct lm_port *port, struct lm_packet *packets)
 		bool fits = mbuf->nb_segs == 1 && mbuf->data_len > 0 && mbuf->data_len <= ROOM &&
 			    !(mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED);
 		if (fits)
-			packets[count++] = (struct lm_packet){ rte_pktmbuf_mtod(mbuf, char *), mbuf->data_len };
+			packets[count++] = (struct lm_packet){ rte_pktmbuf_mtod(mbuf, char *), mbuf->data_len, 0, 0 };
 		else
 			port->unfit++;
 	}
@@ -198,7 +201,8 @@ unsigned int lm_dpdk_send(struct lm_port *port, const struct lm_packet *packets,
 			return taken;
 		for (unsigned int at = 0; at < next; at++, taken++) {
 			const struct lm_packet *packet = packets + taken;
-			memcpy(rte_pktmbuf_append(port->out[at], packet->len), packet->start, packet->len);
+			port->out[at]->data_len = port->out[at]->pkt_len = packet->len;
+			memcpy(rte_pktmbuf_mtod(port->out[at], void *), packet->start, packet->len);
 		}
 		port->out_end = next;
 	}

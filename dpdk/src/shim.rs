@@ -18,16 +18,27 @@ struct RawPort {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
-    start: *const u8,
-    len: usize,
+    pub(crate) start: *const u8,
+    pub(crate) len: usize,
+    /// Where that is in the queue's memory, and which queue it is.
+    pub(crate) address: u64,
+    pub(crate) queue: usize,
 }
 
 impl Packet {
-    /// One that lies there.
-    pub(crate) const fn new(start: *const u8, len: usize) -> Packet {
-        Packet { start, len }
+    /// One of no queue.
+    const fn new(start: *const u8, len: usize) -> Packet {
+        Packet {
+            start,
+            len,
+            address: 0,
+            queue: 0,
+        }
     }
 }
+
+// SAFETY: an address and a length; what they are good for is said where they are used.
+unsafe impl Send for Packet {}
 
 #[repr(C)]
 struct RawFacts {
@@ -148,20 +159,16 @@ impl Link {
     ///
     /// # Safety
     ///
-    /// Each may be read until this returns.
-    ///
-    /// # Panics
-    ///
-    /// When one is longer than [`ROOM`].
+    /// Each is [`ROOM`] bytes long at most, and may be read until this returns.
     pub(crate) unsafe fn send(&mut self, packets: &[Packet]) -> usize {
-        assert!(packets.iter().all(|packet| packet.len <= ROOM));
-        // SAFETY: an open port, and a list of packets that may be read and fit an mbuf.
+        // SAFETY: an open port, and a list of packets that may be read and fit an mbuf, as the caller says.
         unsafe { lm_dpdk_send(self.port.as_ptr(), packets.as_ptr(), packets.len() as c_uint) as usize }
     }
 
     /// Sends one packet. `false`: there is no room.
     pub(crate) fn send_bytes(&mut self, packet: &[u8]) -> bool {
-        // SAFETY: a live slice.
+        assert!(packet.len() <= ROOM);
+        // SAFETY: a live slice, of no more bytes.
         let taken = unsafe { self.send(&[Packet::new(packet.as_ptr(), packet.len())]) };
         taken == 1
     }

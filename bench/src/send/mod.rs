@@ -95,6 +95,10 @@ impl<P: Port> Tool<P> {
             ..base
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
+        if options.link.dpdk.is_some() {
+            // DPDK's own threads have what this one has when they begin.
+            privileges::drop_rest(|| true)?;
+        }
         let mut endpoint = open(&options.link, &config, Box::new(nobody))?;
         privileges::drop_rest(|| true)?;
         for warning in endpoint.status().warnings() {

@@ -137,10 +137,8 @@ fn ten_thousand_neighbours_take_no_more_memory_than_a_thousand() {
         let packet = SlicedPacket::from_ethernet(stack.frame()).expect("an answer");
         assert!(matches!(packet.net, Some(NetSlice::Arp(_))), "each is answered");
     }
-    assert_eq!(
-        (stack.neighbours.len(), stack.neighbours.capacity()),
-        (NEIGHBOURS_MAX, room)
-    );
+    assert_eq!(stack.neighbours.len(), NEIGHBOURS_MAX);
+    assert!(stack.neighbours.capacity() <= room);
     assert_eq!(
         stack.neighbour(PEER, 3 * SECOND),
         Ok(Some(PEER_MAC)),

@@ -3,5 +3,4 @@
 
 mod bed;
 mod messages;
-mod refusals;
 mod steady;
