@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use bed::{Bed, Ended, Host, INTERFACE, RECEIVER, SENDER, Tool, content};
+use bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content};
 use rustix::process::Signal;
 
 const LEN: usize = 20 << 20;
@@ -218,48 +218,45 @@ fn bad_command_lines_have_a_reason() {
     }
 }
 
-/// The device of the bed's interface on one side, which the kernel has no address on any more.
-fn packet_device(bed: &Bed, host: Host) -> String {
+/// The link of one side: by DPDK, where the kernel has no address on the interface any more, or by AF_XDP.
+fn link(bed: &Bed, host: Host, by_dpdk: bool) -> String {
+    if !by_dpdk {
+        return format!("--interface {INTERFACE}");
+    }
     bed.ip(host, &format!("address flush dev {INTERFACE}"));
-    format!("net_af_packet0,iface={INTERFACE}")
+    let address = if host == Host::Sender { SENDER } else { RECEIVER };
+    format!("--dpdk net_af_packet0,iface={INTERFACE} --dpdk-address {address}/24")
 }
 
-fn on(bed: &Bed, host: Host, program: &str, arguments: &[&str]) -> Tool {
+fn on(bed: &Bed, host: Host, program: &str, line: &str) -> Tool {
     let mut command = bed.command(host, program);
-    command.args(arguments).arg("--json");
+    command.args(line.split_whitespace()).arg("--json");
     Tool::start(command)
 }
 
-/// What both said, after a transfer of these bytes; the receiver is on DPDK, or the sender.
-fn transfer(bed: &Bed, receiver_is: bool, bytes: &[u8], options: &[&str]) -> [Ended; 2] {
-    let (sent, received) = (bed.path("sent"), bed.path("received"));
+/// How many messages went, and fragments came, by the one-copy path in a transfer of these bytes; the receiver is on DPDK, or the sender.
+fn transfer(bed: &Bed, receiver_is: bool, bytes: &[u8], options: &str) -> [u64; 2] {
+    let [sent, received] = ["sent", "received"].map(|name| bed.path(name));
     std::fs::write(&sent, bytes).expect("a file");
-    let host = if receiver_is { Host::Receiver } else { Host::Sender };
-    let address = if receiver_is { RECEIVER } else { SENDER };
-    let (device, address) = (packet_device(bed, host), format!("{address}/24"));
-    let dpdk = ["--dpdk", &device, "--dpdk-address", &address];
-    let kernel = ["--interface", INTERFACE];
-    let links = if receiver_is {
-        [&dpdk[..], &kernel]
-    } else {
-        [&kernel[..], &dpdk]
-    };
-    let output = received.display().to_string();
-    let receiving = ["--allow", SENDER, "--count", "1", "--force", "--output", &output];
-    let receiver = on(bed, Host::Receiver, RECV, &[links[0], &receiving].concat());
-    receiver.wait_for_line("listening on");
-    let file = sent.display().to_string();
-    let sending = ["--to", RECEIVER, &file];
-    let sender = on(bed, Host::Sender, SEND, &[links[1], &sending, options].concat());
-    let ended = [sender.end(), receiver.end()];
-    ended.iter().for_each(|ended| {
-        ended.expect_code(0);
-    });
-    assert!(
-        std::fs::read(&received).expect("a file") == bytes,
-        "what arrived is not what was sent"
+    let (from, to) = (
+        link(bed, Host::Sender, !receiver_is),
+        link(bed, Host::Receiver, receiver_is),
     );
-    ended
+    let line = format!(
+        "{to} --allow {SENDER} --count 1 --force --output {}",
+        received.display()
+    );
+    let receiver = on(bed, Host::Receiver, RECV, &line);
+    receiver.wait_for_line("listening on");
+    let line = format!("{from} --to {RECEIVER} {} {options}", sent.display());
+    let [sent, came] = [on(bed, Host::Sender, SEND, &line), receiver].map(|tool| {
+        let ended = tool.end();
+        ended.expect_code(0);
+        ended.json()
+    });
+    let found = std::fs::read(&received).expect("a file");
+    assert!(found == bytes, "what arrived is not what was sent");
+    [&sent["messages_one_copy"], &came["fragments_one_copy"]].map(|count| count.as_u64().expect("a number"))
 }
 
 #[test]
@@ -270,21 +267,14 @@ fn files_cross_between_dpdk_and_af_xdp() {
         let Some(bed) = Bed::with_queues(queues) else {
             return;
         };
-        let [_, received] = transfer(&bed, receiver_is, &content(LEN), &[]);
-        let one_copy = received.json()["fragments_one_copy"].as_u64().expect("a number");
-        assert!(one_copy < 100, "{}", received.json());
+        let [_, fragments] = transfer(&bed, receiver_is, &content(LEN), "");
+        assert!(fragments < 100, "{fragments} of 14,500 fragments did not land");
         // One packet; and without a place on the landing queue.
-        transfer(&bed, receiver_is, b"small", &[]);
-        let [sent, received] = transfer(&bed, receiver_is, &content(3 << 20), &["--one-copy"]);
+        transfer(&bed, receiver_is, b"small", "");
+        let [messages, fragments] = transfer(&bed, receiver_is, &content(3 << 20), "--one-copy");
         assert!(
-            sent.json()["messages_one_copy"].as_u64() > Some(0),
-            "{}",
-            sent.json()
-        );
-        assert!(
-            received.json()["fragments_one_copy"].as_u64() > Some(2000),
-            "{}",
-            received.json()
+            messages > 0 && fragments > 2000,
+            "{messages} messages, {fragments} fragments"
         );
     }
 }
@@ -293,27 +283,47 @@ fn files_cross_between_dpdk_and_af_xdp() {
 fn a_kernel_socket_receives_ip_fragments_from_dpdk() {
     let Some(bed) = Bed::new() else { return };
     let socket = bed.udp_socket(Host::Receiver, &format!("{RECEIVER}:7168"));
-    socket
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .expect("a socket");
-    let device = packet_device(&bed, Host::Sender);
-    let sent = bed.path("sent");
+    let (from, sent) = (link(&bed, Host::Sender, true), bed.path("sent"));
     std::fs::write(&sent, content(20_000)).expect("a file");
-    let address = format!("{SENDER}/24");
-    let file = sent.display().to_string();
-    let dpdk = ["--dpdk", &device, "--dpdk-address", &address];
-    let wire = [
-        "--to",
-        RECEIVER,
-        &file,
-        "--wire",
-        "ipfrag",
-        "--message-size",
-        "10000",
-    ];
-    let sender = on(&bed, Host::Sender, SEND, &[&dpdk[..], &wire].concat());
+    let line = format!(
+        "{from} --to {RECEIVER} {} --wire ipfrag --message-size 10000",
+        sent.display()
+    );
+    let sender = on(&bed, Host::Sender, SEND, &line);
     let mut datagram = vec![0; 65_536];
     let (len, _) = socket.recv_from(&mut datagram).expect("a datagram");
     assert!(datagram[..len] == content(20_000)[..10_000], "{len} bytes");
     sender.end().expect_code(0);
+}
+
+/// The kernel finds the device by ARP, and hears by ICMP that nobody listens on a port; what has a VLAN tag is of another network.
+#[test]
+fn a_kernel_socket_is_answered_by_dpdk() {
+    let Some(bed) = Bed::new() else { return };
+    let to = link(&bed, Host::Receiver, true);
+    let line = format!("{to} --allow {SENDER} --output {}", bed.path("out").display());
+    let receiver = on(&bed, Host::Receiver, RECV, &line);
+    receiver.wait_for_line("listening on");
+    let answer = || {
+        let socket = bed.udp_socket(Host::Sender, &format!("{SENDER}:0"));
+        socket
+            .set_read_timeout(Some(Duration::from_secs(2)))
+            .expect("a socket");
+        socket.connect(format!("{RECEIVER}:99")).expect("a route");
+        socket.send(b"anybody?").expect("sent");
+        socket.recv(&mut [0; 16]).expect_err("nobody is there").kind()
+    };
+    assert_eq!(answer(), std::io::ErrorKind::ConnectionRefused);
+    if !bed.try_ip(
+        Host::Sender,
+        &format!("link add link {INTERFACE} name tagged type vlan id 5"),
+    ) {
+        println!("NOT IN THIS KERNEL: VLAN devices");
+        return;
+    }
+    bed.ip(Host::Sender, &format!("address flush dev {INTERFACE}"));
+    bed.ip(Host::Sender, &format!("address add {SENDER}/24 dev tagged"));
+    bed.ip(Host::Sender, "link set tagged up");
+    assert_ne!(answer(), std::io::ErrorKind::ConnectionRefused);
+    receiver.interrupt().expect_code(130);
 }
