@@ -17,13 +17,21 @@ const LEN: usize = 20 << 20;
 /// Slow enough to be caught under way.
 const RATE: [&str; 4] = ["--rate", "200M", "--stats", "0.05"];
 
+/// Devices of a receiver and a sender, up to the path of their socket.
+const VHOST: [&str; 2] = ["net_vhost0,iface", "net_virtio_user0,path"];
+const MEMIF: [&str; 2] = [
+    "net_memif0,role=server,socket-abstract=no,socket",
+    "net_memif0,role=client,socket-abstract=no,socket",
+];
+
 /// A folder of an ordinary user's, with a socket, and a file to send.
 struct Place {
     folder: PathBuf,
+    devices: [&'static str; 2],
 }
 
 impl Place {
-    fn new() -> Place {
+    fn new(devices: [&'static str; 2]) -> Place {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("lm-dpdk-tools-{}-{number}", std::process::id()));
@@ -32,7 +40,7 @@ impl Place {
         for shared in [&folder, &folder.join("received")] {
             nix::unistd::chown(shared, Some(NOBODY.into()), None).ok();
         }
-        Place { folder }
+        Place { folder, devices }
     }
 
     fn path(&self, name: &str) -> String {
@@ -40,12 +48,13 @@ impl Place {
     }
 
     /// A tool on a device there, as nobody where this is root.
-    fn tool(&self, program: &str, device: &str, address: &str, arguments: &[&str]) -> Tool {
+    fn tool(&self, program: &str, side: usize, arguments: &[&str]) -> Tool {
         use std::os::unix::process::CommandExt as _;
+        let device = format!("{}={}", self.devices[side], self.path("lm.sock"));
+        let address = format!("10.9.0.{}/24", side + 1);
         let mut command = Command::new(program);
-        command
-            .args(["--dpdk", device, "--dpdk-address", address, "--json"])
-            .args(arguments);
+        command.args(["--dpdk", &device, "--dpdk-address", &address, "--json"]);
+        command.args(arguments);
         if rustix::process::geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -53,17 +62,15 @@ impl Place {
     }
 
     fn recv(&self, arguments: &[&str]) -> Tool {
-        let device = format!("net_vhost0,iface={}", self.path("lm.sock"));
         let output = self.path("received");
         let common = ["--output", &output, "--count", "1", "--stats", "0.05"];
-        self.tool(RECV, &device, "10.9.0.1/24", &[&common, arguments].concat())
+        self.tool(RECV, 0, &[&common, arguments].concat())
     }
 
     fn send(&self, arguments: &[&str]) -> Tool {
-        let device = format!("net_virtio_user0,path={}", self.path("lm.sock"));
         let sent = self.path("sent");
         let common = ["--to", "10.9.0.1", &sent];
-        self.tool(SEND, &device, "10.9.0.2/24", &[&common, arguments].concat())
+        self.tool(SEND, 1, &[&common, arguments].concat())
     }
 
     fn expect_received(&self, name: &str) {
@@ -84,30 +91,30 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn a_file_crosses_between_two_processes() {
-    let place = Place::new();
-    let receiver = place.recv(&[]);
-    receiver.wait_for_line("listening on net_vhost0");
-    let sent = place.send(&[]).end();
-    sent.expect_code(0);
-    let received = receiver.end();
-    received.expect_code(0);
-    place.expect_received("transfer-000001");
-    for (report, device) in [(sent.json(), "net_virtio_user0"), (received.json(), "net_vhost0")] {
-        assert_eq!(
-            (&report["device"], &report["mode"]),
-            (&device.into(), &"copy-port".into())
+    for devices in [VHOST, MEMIF] {
+        let place = Place::new(devices);
+        let receiver = place.recv(&[]);
+        receiver.wait_for_line("listening on net_");
+        let ended = [place.send(&[]), receiver].map(Tool::end);
+        place.expect_received("transfer-000001");
+        for (ended, device) in ended.iter().zip([devices[1], devices[0]]) {
+            let report = ended.expect_code(0).json();
+            assert!(
+                device.starts_with(report["device"].as_str().expect("a name")),
+                "{report}"
+            );
+            assert_eq!(report["mode"], "copy-port");
+        }
+        assert!(
+            !Path::new(&place.path("lm.sock")).exists(),
+            "the socket goes with its program"
         );
-        assert_eq!(report["drops"], serde_json::json!({}), "{report}");
     }
-    assert!(
-        !Path::new(&place.path("lm.sock")).exists(),
-        "the socket goes with its program"
-    );
 }
 
 #[test]
 fn senders_that_are_killed_make_room_for_others() {
-    let place = Place::new();
+    let place = Place::new(VHOST);
     let receiver = place.recv(&[]);
     receiver.wait_for_line("listening on net_vhost0");
     // While it opens its device, and while it sends.
@@ -125,7 +132,7 @@ fn senders_that_are_killed_make_room_for_others() {
 
 #[test]
 fn receivers_that_are_killed_leave_a_file_that_is_named() {
-    let place = Place::new();
+    let place = Place::new(VHOST);
     let waiting = place.recv(&[]);
     waiting.wait_for_line("listening on net_vhost0");
     waiting.signal(Signal::KILL);
@@ -152,7 +159,7 @@ fn receivers_that_are_killed_leave_a_file_that_is_named() {
 
 #[test]
 fn an_interrupted_receiver_leaves_nothing() {
-    let place = Place::new();
+    let place = Place::new(VHOST);
     let receiver = place.recv(&[]);
     receiver.wait_for_line("listening on net_vhost0");
     receiver.interrupt().expect_code(130);
@@ -161,7 +168,7 @@ fn an_interrupted_receiver_leaves_nothing() {
 
 #[test]
 fn bad_command_lines_have_a_reason() {
-    let place = Place::new();
+    let place = Place::new(VHOST);
     let (sent, none) = (place.path("sent"), place.path("none"));
     let (odd, deep) = (
         format!("net_vhost0,iface={none},wonder=1"),
