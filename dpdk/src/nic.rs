@@ -7,9 +7,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::Waker;
-use lm_dataplane::memory::{Mapping, Umem};
+use lm_dataplane::memory::{PACKET_HEADROOM, Umem};
 use lm_dataplane::port::{Datagrams, EffectiveMode, Port, PortError, QueueSpec, Role, Socket, SocketEvent};
+use lm_dataplane::{PortMemory, Waker};
 use lm_ebpf::model::ModelGate;
 use lm_protocol::landing::SessionAdmission;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -34,7 +34,7 @@ pub struct DpdkNic {
 
 impl DpdkNic {
     /// On a started device.
-    pub(crate) fn new(link: Link, stack: Stack, mac: [u8; 6], mtu: u16, mapping: &Arc<Mapping>) -> DpdkNic {
+    pub(crate) fn new(link: Link, stack: Stack, mac: [u8; 6], mtu: u16, memory: PortMemory<'_>) -> DpdkNic {
         let local = stack.local();
         let mut gate = ModelGate::new(Some(*local.ip()), local.port(), local.port() + 1);
         gate.set_mac(mac);
@@ -44,7 +44,8 @@ impl DpdkNic {
             gate,
             stack,
             queues: Default::default(),
-            mapping: Arc::clone(mapping),
+            mapping: Arc::clone(memory.mapping),
+            capacity: (u64::from(memory.chunk_len) - PACKET_HEADROOM) as usize,
             mtu,
             outgoing: VecDeque::new(),
             stuck_ns: None,

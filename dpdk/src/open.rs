@@ -7,7 +7,7 @@ use std::path::Path;
 
 use lm_cards::chunk_len_for;
 use lm_dataplane::port::Caps;
-use lm_dataplane::{Device, Endpoint, EndpointConfig, ModeRequest, OpenError};
+use lm_dataplane::{Device, Endpoint, EndpointConfig, ModeRequest, OpenError, PortMemory};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Admit, Application};
@@ -88,8 +88,7 @@ pub fn open(
         Wire::IpFrag => Err(RejectReason::Unsupported.into()),
         Wire::Lm => admit.admit(application),
     };
-    let open =
-        |memory: lm_dataplane::PortMemory<'_>| Ok(DpdkNic::new(link, stack, facts.mac, mtu, memory.mapping));
+    let open = |memory: PortMemory<'_>| Ok(DpdkNic::new(link, stack, facts.mac, mtu, memory));
     Ok(Endpoint::over_with(&device, config, Box::new(admit), open)?)
 }
 
@@ -137,9 +136,8 @@ fn probe(devargs: &str) -> Result<(Link, shim::Facts, String), DpdkError> {
     }
     let argument = |key: &str| devargs.split(',').find_map(|argument| argument.strip_prefix(key));
     // DPDK would say no more than that it cannot listen there, and then remove the file, whoever listens.
-    if let Some(path) =
-        argument("iface=").filter(|path| name.starts_with("net_vhost") && Path::new(path).exists())
-    {
+    let listens = name.starts_with("net_vhost") && argument("client=") != Some("1");
+    if let Some(path) = argument("iface=").filter(|path| listens && Path::new(path).exists()) {
         let text =
             format!("{path} is there already; if no program listens there any more, remove it (rm {path})");
         return Err(DpdkError::Device(text));

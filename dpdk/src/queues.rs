@@ -57,14 +57,18 @@ impl Queue {
         };
     }
 
-    /// Copies a packet that the gate accepted.
-    fn land(&mut self, mapping: &Mapping, packet: &[u8]) {
+    /// Copies a packet that the gate accepted, of at most `capacity` bytes: a longer one would lie on the next frame.
+    fn land(&mut self, mapping: &Mapping, capacity: usize, packet: &[u8]) {
+        let len = packet.len();
+        if len > capacity {
+            self.drops.dropped += 1;
+            return;
+        }
         let Some(entry) = self.entries.pop_front() else {
             self.drops.no_entry += 1;
             self.drops.dropped += 1;
             return;
         };
-        let len = packet.len();
         let to = mapping.pointer(entry + PACKET_HEADROOM, len as u64);
         // SAFETY: as many bytes can be read there; `pointer` found as many in the mapping, which is not the driver's memory; and they are of an
         // entry that was posted, where nobody but this port writes, and nobody reads before the packet is shown.
@@ -83,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) queues: [Queue; QUEUES as usize],
     pub(crate) mapping: Arc<Mapping>,
+    /// Bytes that a frame has for a packet.
+    pub(crate) capacity: usize,
     pub(crate) mtu: u16,
     /// Packets to be sent, of all queues, in the order in which they were submitted: where the device takes none for a while, none overtakes
     /// one that it speaks of.
@@ -119,7 +125,7 @@ impl Core {
             match self.gate.run(number as u32, packet) {
                 Verdict::RedirectLanding | Verdict::RedirectGeneral => {
                     self.copied += packet.len() as u64;
-                    self.queues[number].land(&self.mapping, packet);
+                    self.queues[number].land(&self.mapping, self.capacity, packet);
                 }
                 _ => {
                     let now_ns = self.now_ns();
@@ -371,5 +377,35 @@ impl TxQueue for DpdkTx {
     fn release(&mut self, count: u32) {
         self.completed.drain(..count as usize);
         self.out -= count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lm_dataplane::memory::HugePages;
+
+    use super::*;
+
+    #[test]
+    fn a_packet_that_is_longer_than_a_frame_is_dropped() {
+        let mapping = Mapping::new(8192, HugePages::Off).expect("two pages");
+        let mut queue = Queue::default();
+        queue.entries.extend([0, 2048]);
+        for len in [1793, 1792, 1, 1] {
+            queue.land(&mapping, 1792, &vec![7; len]);
+        }
+        let arrived: Vec<_> = queue
+            .arrived
+            .iter()
+            .map(|packet| (packet.start(), packet.len))
+            .collect();
+        assert_eq!(arrived, [(256, 1792), (2048 + 256, 1)]);
+        assert_eq!((queue.drops.dropped, queue.drops.no_entry), (2, 1));
+        // SAFETY: nothing else reads or writes it.
+        let bytes = unsafe { mapping.slice(0, 4096) };
+        assert_eq!(
+            (bytes[255], bytes[256], bytes[2047], bytes[2048], bytes[2304]),
+            (0, 7, 7, 0, 7)
+        );
     }
 }
