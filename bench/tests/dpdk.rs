@@ -170,33 +170,22 @@ fn an_interrupted_receiver_leaves_nothing() {
 fn bad_command_lines_have_a_reason() {
     let place = Place::new(VHOST);
     let (sent, none) = (place.path("sent"), place.path("none"));
-    let (odd, deep) = (
-        format!("net_vhost0,iface={none},wonder=1"),
-        format!("net_vhost0,iface={none}/none"),
+    let [odd, deep] = [",wonder=1", "/none"].map(|end| format!("net_vhost0,iface={none}{end}"));
+    let (server, absent) = (
+        format!("net_virtio_user0,path={none}"),
+        format!("listens on {none} first"),
     );
-    let server = format!("net_virtio_user0,path={none}");
+    let at = "--dpdk-address 10.9.0.2/24";
     for (device, rest, words) in [
-        ("", "--dpdk-address 10.9.0.2/24", "names no driver"),
-        (",queues=2", "--dpdk-address 10.9.0.2/24", "names no driver"),
-        ("net_wonder0", "--dpdk-address 10.9.0.2/24", "\"net_wonder0\""),
-        (&odd, "--dpdk-address 10.9.0.2/24", "(net_vhost0)"),
-        ("net_vhost0", "--dpdk-address 10.9.0.2/24", "(net_vhost0)"),
-        ("net_ring0", "--dpdk-address 10.9.0.2/24", "net_memif"),
-        (
-            "net_af_packet0,iface=wonder",
-            "--dpdk-address 10.9.0.2/24",
-            "wonder cannot be opened",
-        ),
-        (
-            &server,
-            "--dpdk-address 10.9.0.2/24",
-            &format!("No such file or directory; start the program that listens on {none}"),
-        ),
-        (
-            &deep,
-            "--dpdk-address 10.9.0.2/24",
-            "failed to bind: No such file",
-        ),
+        ("", at, "names no driver"),
+        (",queues=2", at, "names no driver"),
+        ("net_wonder0", at, "\"net_wonder0\""),
+        (&odd, at, "(net_vhost0)"),
+        ("net_vhost0", at, "(net_vhost0)"),
+        ("net_ring0", at, "net_memif"),
+        ("net_af_packet0,iface=wonder", at, "wonder cannot be opened"),
+        (&server, at, &absent),
+        (&deep, at, "failed to bind: No such file"),
         ("net_null0", "", "--dpdk-address"),
         ("net_null0", "--interface lo", "--interface"),
         ("net_null0", "--dpdk-address 10.9.0.2", "--dpdk-address"),
@@ -206,16 +195,12 @@ fn bad_command_lines_have_a_reason() {
         ("net_null0", "--dpdk-address 224.0.0.1/4", "no host's address"),
         (
             "net_null0",
-            "--dpdk-address 10.9.0.2/24 --dpdk-gateway 10.8.0.1",
+            &format!("{at} --dpdk-gateway 10.8.0.1"),
             "--dpdk-gateway",
         ),
-        (
-            "net_null0",
-            "--dpdk-address 10.9.0.2/24 --mode zero-copy",
-            "--mode copy",
-        ),
+        ("net_null0", &format!("{at} --mode zero-copy"), "--mode copy"),
         ("net_null0", "--dpdk-address 10.8.0.2/24", "--dpdk-gateway"),
-        ("net_null0", "--dpdk-address 10.9.0.2/24", "answers no ARP"),
+        ("net_null0", at, "answers no ARP"),
     ] {
         let mut command = Command::new(SEND);
         command

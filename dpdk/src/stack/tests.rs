@@ -9,13 +9,17 @@ const PEER_MAC: [u8; 6] = [2, 0, 10, 9, 0, 2];
 const PORT: u16 = 7168;
 const SECOND: u64 = 1_000_000_000;
 
-fn stack() -> Stack {
+fn stack_of(address: Ipv4Addr, mac: [u8; 6]) -> Stack {
     let site = Site {
-        address: US,
+        address,
         prefix_len: 24,
         gateway: Some(Ipv4Addr::new(10, 9, 0, 254)),
     };
-    Stack::new(site, MAC, PORT)
+    Stack::new(site, mac, PORT)
+}
+
+fn stack() -> Stack {
+    stack_of(US, MAC)
 }
 
 fn arp(operation: ArpOperation, from: ([u8; 6], Ipv4Addr), to: [u8; 6], target: Ipv4Addr) -> Vec<u8> {
@@ -166,14 +170,7 @@ fn datagrams_come_to_their_ports_and_others_are_refused() {
 
     // One who sends to a port of nobody's hears so, and so do we: the answer of one stack is for the other.
     stack.take(&datagram((PORT + 1, 9), b"anybody?"), 0);
-    let mut theirs = Stack::new(
-        Site {
-            address: PEER,
-            ..stack.site
-        },
-        PEER_MAC,
-        PORT,
-    );
+    let mut theirs = stack_of(PEER, PEER_MAC);
     theirs.take(stack.frame(), 0);
     let refused = SocketEvent::Refused(SocketAddrV4::new(US, 9));
     assert_eq!(read(&mut theirs, Socket::Control), Some((refused, vec![])));

@@ -26,7 +26,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// A socket in a folder of its own.
 pub(crate) struct Wire {
     pub(crate) folder: PathBuf,
-    pub(crate) number: u32,
+    number: u32,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -52,7 +52,7 @@ impl Wire {
         }
     }
 
-    pub(crate) fn socket(&self) -> String {
+    fn socket(&self) -> String {
         self.folder.join("lm.sock").display().to_string()
     }
 
@@ -60,11 +60,8 @@ impl Wire {
     pub(crate) fn ends(&self, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
         let (number, socket) = (self.number, self.socket());
         [
-            open(format!("net_vhost{number},iface={socket},queues=1"), A),
-            open(
-                format!("net_virtio_user{number},path={socket},queues=1,{arguments}"),
-                B,
-            ),
+            open(format!("net_vhost{number},iface={socket}"), A),
+            open(format!("net_virtio_user{number},path={socket},{arguments}"), B),
         ]
     }
 }
@@ -83,7 +80,7 @@ impl Drop for Wire {
     }
 }
 
-pub(crate) fn config() -> EndpointConfig {
+fn config() -> EndpointConfig {
     EndpointConfig {
         port: PORT,
         memory: MemoryConfig {
@@ -99,7 +96,7 @@ pub(crate) fn config() -> EndpointConfig {
     }
 }
 
-pub(crate) fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
+fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
     let dpdk = DpdkConfig {
         device,
         address,
@@ -114,13 +111,9 @@ pub(crate) fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
 }
 
 /// Byte `at` of message `tag`.
-pub(crate) fn byte(tag: u64, at: usize) -> u8 {
+fn byte(tag: u64, at: usize) -> u8 {
     let mixed = (tag << 32 ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
-}
-
-pub(crate) fn payload(tag: u64, len: usize) -> Vec<u8> {
-    (0..len).map(|at| byte(tag, at)).collect()
 }
 
 /// Sends messages of these lengths from one end to the other, up to four under way; all bytes are compared. What both counted.
@@ -165,7 +158,8 @@ pub(crate) fn carry(
         let peer = from.connect(SocketAddrV4::new(to, PORT), &options);
         let peer = peer.unwrap_or_else(|error| panic!("{error}"));
         for (tag, &len) in (0..).zip(lens) {
-            let sent = from.send_copy(peer, &payload(tag, len), tag);
+            let payload: Vec<u8> = (0..len).map(|at| byte(tag, at)).collect();
+            let sent = from.send_copy(peer, &payload, tag);
             sent.unwrap_or_else(|error| panic!("{tag}: {error}"));
         }
         from.flush(PATIENCE).expect("confirmed");

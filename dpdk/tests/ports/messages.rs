@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{Delivery, EffectiveMode};
 
-use crate::bed::{A, B, Wire, carry, open};
+use crate::bed::{A, B, Wire, carry};
 
 /// Lengths in one packet and in many, around their ends, and beyond the landing memory that is there at first.
 const LENS: [usize; 10] = [1, 1439, 1440, 1441, 1448, 2896, 2897, 100_000, 1 << 20, 8 << 20];
@@ -41,20 +41,5 @@ fn messages_cross_both_ways_on_all_rings() {
             assert_eq!((received.violations.total(), sent.messages_failed), (0, 0));
             ends.swap(0, 1);
         }
-    }
-}
-
-#[test]
-fn messages_cross_by_memif() {
-    let wire = Wire::new();
-    let (number, socket) = (wire.number, wire.socket());
-    let device = |side: u32, role: &str| {
-        format!("net_memif{number}{side},role={role},id=0,socket={socket},socket-abstract=no")
-    };
-    let mut ends = [open(device(0, "server"), A), open(device(1, "client"), B)];
-    for to in [B, A] {
-        let [sent, received] = carry(&mut ends, to, Delivery::Reliable, &LENS);
-        assert_eq!((received.violations.total(), sent.messages_failed), (0, 0));
-        ends.swap(0, 1);
     }
 }
