@@ -30,7 +30,7 @@ const TYPE_AT: usize = 42;
 const FRAGMENT: u8 = 1;
 
 /// How long a device may take nothing before it is looked at whether something is at its other end.
-const LOOK_AFTER_NS: u64 = 100_000_000;
+const LOOK_AFTER_NS: u64 = 500_000_000;
 
 /// Entries and packets of a queue, between the two sides.
 #[derive(Debug, Default)]
@@ -159,6 +159,7 @@ impl Core {
                 return self.look_at_link().map(|()| Flushed { woken, unsent: true });
             }
         }
+        self.stuck_ns = None;
         Ok(Flushed { woken, unsent: false })
     }
 
