@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,7 +40,9 @@ REPORT
                        and not sent again (lm-send --resume)
     seconds            from the first transfer's request to the last one's end
     gbit_per_s         payload bits in that time
-    mode               what the kernel reports: copy-native, zero-copy, ...
+    device             the interface, or the DPDK device
+    mode               what the kernel reports: copy-native, zero-copy, ...;
+                       of a DPDK device copy-port
     wire               lm or ipfrag; lm-recv: mixed for both, null for none
     user_copied_bytes  payload bytes that user space copied
     messages_one_copy  lm-send: messages that did not land, since there was no
@@ -73,7 +76,8 @@ EXIT CODES
   141  what it prints was not read
 
 NOTES
-  Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root. Data is
+  Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root; with
+  --dpdk only what the driver needs. Data is
   neither encrypted nor authenticated. Packets are taken before the host's
   firewall and out of tcpdump's sight: use --pcap to see them. Sizes take the
   binary suffixes K, M, G and T.";
@@ -87,6 +91,21 @@ pub struct LinkOptions {
     /// interface of the default route can make its link blink on some drivers.
     #[arg(long, short = 'i', value_name = "IF")]
     pub interface: Option<String>,
+
+    /// Instead of an interface: a DPDK device, as DRIVER and a number, with its arguments
+    ///
+    /// net_vhost0,iface=FILE listens on a socket and net_virtio_user0,path=FILE connects there, both without privileges;
+    /// net_af_packet0,iface=IF is an interface. Only programs built with the feature `dpdk` have it.
+    #[arg(long, value_name = "DEVICE")]
+    pub dpdk: Option<String>,
+
+    /// The address to have on that device, and the length of its network's prefix
+    #[arg(long, value_name = "ADDRESS/LEN")]
+    pub dpdk_address: Option<String>,
+
+    /// The way from that device to other networks
+    #[arg(long, value_name = "ADDRESS")]
+    pub dpdk_gateway: Option<Ipv4Addr>,
 
     /// How packets pass between driver and program
     ///

@@ -5,7 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use lm_dataplane::port::Port;
 use lm_dataplane::{AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, LinkConfig, PeerId, SendError};
+
+use lm_protocol::session::Admit;
 
 use crate::cli::{Failure, LinkOptions, complain};
 use crate::files;
@@ -40,9 +43,66 @@ pub fn endpoint_config(
             key: options.key.as_ref().map(read).transpose().map_err(Failure::new)?,
             ..AdmissionConfig::default()
         },
-        interface: options.interface.clone().map_or_else(default, Ok)?,
+        interface: match (&options.dpdk, &options.interface) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::new(
+                    "--dpdk and --interface are two links; name one of them",
+                ));
+            }
+            (Some(device), None) => device.split(',').next().unwrap_or_default().to_owned(),
+            (None, named) => named.clone().map_or_else(default, Ok)?,
+        },
         ..EndpointConfig::default()
     })
+}
+
+/// How an endpoint is opened, by the kind of its port.
+pub type Open<P> = fn(&LinkOptions, &EndpointConfig, Box<dyn Admit + Send>) -> Result<Endpoint<P>, Failure>;
+
+/// Opens an endpoint on the interface.
+///
+/// # Errors
+/// Why that cannot be; and that this program has no DPDK, where a device of it is asked for.
+pub fn open(
+    options: &LinkOptions,
+    config: &EndpointConfig,
+    admit: Box<dyn Admit + Send>,
+) -> Result<Endpoint, Failure> {
+    match options.dpdk {
+        Some(_) => Err(Failure::new(
+            "this program was built without DPDK; build it with the feature (cargo build --release -p lm-bench \
+             --features dpdk)",
+        )),
+        None => Ok(Endpoint::open_with(config, admit)?),
+    }
+}
+
+/// Opens an endpoint on the DPDK device that `--dpdk` names.
+///
+/// # Errors
+/// Why that cannot be.
+#[cfg(feature = "dpdk")]
+pub fn open_dpdk(
+    options: &LinkOptions,
+    config: &EndpointConfig,
+    admit: Box<dyn Admit + Send>,
+) -> Result<Endpoint<lm_dpdk::DpdkNic>, Failure> {
+    let address = options.dpdk_address.as_deref().and_then(|text| {
+        let (address, prefix_len) = text.split_once('/')?;
+        Some((address.parse().ok()?, prefix_len.parse().ok()?))
+    });
+    let Some((address, prefix_len)) = address else {
+        return Err(Failure::new(
+            "--dpdk needs an address of its own; give one with its network's prefix (--dpdk-address 10.9.0.1/24)",
+        ));
+    };
+    let dpdk = lm_dpdk::DpdkConfig {
+        device: options.dpdk.clone().unwrap_or_default(),
+        address,
+        prefix_len,
+        gateway: options.dpdk_gateway,
+    };
+    Ok(lm_dpdk::open(&dpdk, config, admit)?)
 }
 
 /// The interface of the default route.
@@ -110,7 +170,11 @@ fn split(to: &str) -> Result<(&str, u16), Failure> {
 ///
 /// # Errors
 /// [`SendError::WouldBlock`] when there is no room now; otherwise the peer or the link is gone.
-pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control) -> Result<(), SendError> {
+pub fn try_send_control<P: Port>(
+    endpoint: &mut Endpoint<P>,
+    peer: PeerId,
+    control: &Control,
+) -> Result<(), SendError> {
     let bytes = control.encode();
     let mut region = endpoint.loan(peer, bytes.len() as u64)?;
     // Cannot fail: the region is as long as the message.
@@ -122,7 +186,7 @@ pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control
 /// What is known, with everything that the endpoint itself knows. A capture that could not be written to its end is told on
 /// standard error: the transfer is none the worse for it.
 #[must_use]
-pub fn report(tool: &str, endpoint: &mut Endpoint, known: Report) -> Report {
+pub fn report<P: Port>(tool: &str, endpoint: &mut Endpoint<P>, known: Report) -> Report {
     if let Some(error) = endpoint.status().capture_error() {
         let why = describe(error);
         complain(
@@ -136,6 +200,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint, known: Report) -> Report {
         landing_memory: landing.len,
         landing_memory_max: landing.len_max,
         landing_memory_address_max: landing.address_max,
+        device: endpoint.status().device().name.clone(),
         mode: endpoint.status().mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
         messages_one_copy: counters.messages_one_copy,
@@ -158,7 +223,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint, known: Report) -> Report {
 
 /// Everything dropped so far.
 #[must_use]
-pub fn drop_count(endpoint: &Endpoint) -> u64 {
+pub fn drop_count<P: Port>(endpoint: &Endpoint<P>) -> u64 {
     endpoint.counters().drops().map(|(_, count)| count).sum()
 }
 

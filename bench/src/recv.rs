@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use lm_admission::{Ipv4Net, Policy};
+use lm_dataplane::port::Port;
 use lm_dataplane::{
     AdmissionConfig, DEFAULT_PORT, Endpoint, EndpointConfig, Incoming, Message, Outcome, PeerId,
     ReceiveConfig, RecvError, SendError,
@@ -129,16 +130,17 @@ pub struct Options {
 /// Runs the tool; what `main` returns.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let verbose = |options: &Options| options.link.verbose;
-    cli::main(
-        TOOL,
-        arguments,
-        verbose,
-        |options| Ok(Tool::open(&options)?.run()),
-    )
+    cli::main(TOOL, arguments, verbose, |options: Options| {
+        #[cfg(feature = "dpdk")]
+        if options.link.dpdk.is_some() {
+            return Ok(Tool::open(&options, link::open_dpdk)?.run());
+        }
+        Ok(Tool::open(&options, link::open)?.run())
+    })
 }
 
-struct Tool {
-    endpoint: Endpoint,
+struct Tool<P: Port> {
+    endpoint: Endpoint<P>,
     receiver: Receiver<PeerId, Message>,
     /// Messages that are arriving, of peers that send a transfer.
     arriving: Vec<Incoming>,
@@ -151,8 +153,8 @@ struct Tool {
     refusals_hidden: u64,
 }
 
-impl Tool {
-    fn open(options: &Options) -> Result<Self, Failure> {
+impl<P: Port> Tool<P> {
+    fn open(options: &Options, open: link::Open<P>) -> Result<Self, Failure> {
         if options.output == Path::new("-") && options.link.json {
             return Err(Failure::usage(
                 "--json and --output - both want standard output; write to a file instead",
@@ -196,8 +198,11 @@ impl Tool {
             },
             ..base
         };
-        let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))?;
-        if privileges::drop_rest(|| output.check().is_ok())? {
+        let drop_rest = || privileges::drop_rest(|| output.check().is_ok());
+        // DPDK's own threads have what this one has when they begin.
+        let early = options.link.dpdk.as_ref().map(|_| drop_rest()).transpose()?;
+        let endpoint = open(&options.link, &config, Box::new(policy.clone()))?;
+        if early.map_or_else(drop_rest, Ok)? {
             let text = "warning: --output is another user's, so that root's power over files stays; choose a place of \
                         root's";
             cli::complain(TOOL, text);
@@ -448,8 +453,8 @@ impl Tool {
 
 /// What is done now and then while something is written or read: a sender that waits for the end of it must not think that we are gone.
 /// `false`: the user wants an end.
-fn between<'a>(
-    endpoint: &'a mut Endpoint,
+fn between<'a, P: Port>(
+    endpoint: &'a mut Endpoint<P>,
     interrupt: &'a Interrupt,
     (peer, transfer): (PeerId, Option<TransferId>),
     now: Instant,

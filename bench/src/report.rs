@@ -27,7 +27,9 @@ pub struct Report {
     pub seconds: f64,
     /// `bytes * 8 / seconds / 10^9`; 0 when `seconds` is 0.
     pub gbit_per_s: f64,
-    /// The mode that the kernel reports, such as `copy-native`.
+    /// The interface, or the DPDK device: driver and number.
+    pub device: String,
+    /// The mode that the kernel reports, such as `copy-native`; of a DPDK device `copy-port`.
     pub mode: String,
     /// `lm`, `ipfrag`, or `mixed` when transfers of both kinds came; `null` before the first.
     pub wire: Option<&'static str>,
@@ -108,7 +110,8 @@ impl fmt::Display for Report {
             write!(f, "\n{} were there already", approximate(self.resumed_bytes))?;
         }
         write!(f, "\n{:.3} s, {:.3} Gbit/s", self.seconds, self.gbit_per_s)?;
-        write!(f, "\nmode {}, wire {}", self.mode, self.wire.unwrap_or("none"))?;
+        let (device, wire) = (&self.device, self.wire.unwrap_or("none"));
+        write!(f, "\ndevice {device}, mode {}, wire {wire}", self.mode)?;
         let latency = &self.latency_us;
         if let (Some(p50), Some(p90), Some(p99), Some(p999), Some(max)) =
             (latency.p50, latency.p90, latency.p99, latency.p999, latency.max)
@@ -158,6 +161,7 @@ mod tests {
         latency.record_ns(250_000);
         let mut report = Report {
             transfers: 1,
+            device: "eth1".into(),
             mode: "copy-native".into(),
             wire: Some("lm"),
             user_copied_bytes: 0,
@@ -185,6 +189,7 @@ mod tests {
             names,
             [
                 "bytes",
+                "device",
                 "drops",
                 "failed_transfers",
                 "fragments_one_copy",

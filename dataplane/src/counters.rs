@@ -123,7 +123,8 @@ pub struct Counters {
     pub messages_incomplete: u64,
     /// Messages given up because nothing came for too long.
     pub messages_stalled: u64,
-    /// Payload bytes that this library copied: `send_copy`, and fragments that were lost or shifted by a loss, repeated apart, or lay at a page's end.
+    /// Payload bytes that this library copied: `send_copy`, and fragments that were lost or shifted by a loss, repeated apart, or lay at a page's end; and what a port
+    /// that moves packets in this program copied ([`Port::copied`](crate::port::Port::copied)).
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (invariant I5).
     pub restored_bytes: u64,

@@ -118,6 +118,7 @@ impl<P: Port> Engine<P> {
             frames_per_packet: grant.frames_per_packet,
             fillers: grant.fillers,
             repeats_apart: grant.repeats_apart,
+            goes_ahead: true,
             landing_port: grant.landing_port,
             max_message_len: grant.max_message_len,
             window: grant.window,

@@ -390,6 +390,7 @@ impl<P: Port> Endpoint<P> {
         Counters {
             packets_sent,
             wakeups,
+            user_copied_bytes: self.engine.counters.user_copied_bytes + self.engine.port.copied(),
             ..self.engine.counters
         }
     }

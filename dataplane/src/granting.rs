@@ -286,6 +286,7 @@ impl<P: Port> Engine<P> {
             zero_copy: !self.fixed.caps.witness,
             prefix: self.fixed.caps.prefix_len,
             exclusive: self.fixed.receives.exclusive,
+            goes_ahead: self.fixed.caps.ahead,
         }
     }
 
@@ -318,7 +319,8 @@ impl<P: Port> Engine<P> {
             integrity,
             tells_windows: request.capabilities & CAPABILITY_STREAMS != 0,
             fillers: granted.fillers.into(),
-            goes_ahead: request.capabilities & CAPABILITY_AHEAD != 0
+            goes_ahead: self.fixed.caps.ahead
+                && request.capabilities & CAPABILITY_AHEAD != 0
                 && granted.layout.wire() == Wire::Lm
                 && request.delivery == Delivery::Reliable
                 && integrity.has_digests(),

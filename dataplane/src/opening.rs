@@ -148,6 +148,7 @@ impl MemoryPlan {
                         tx_bound: caps.tx_bound,
                         tx_steers: caps.tx_steers,
                         sums: caps.sums,
+                        ahead: caps.ahead,
                         ..Caps::copying(0)
                     },
                 }

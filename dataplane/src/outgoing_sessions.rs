@@ -33,7 +33,7 @@ impl<P: Port> Engine<P> {
             window: options.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             uncompleted_max: self.fixed.caps.tx_bound,
-            capabilities: CAPABILITY_STREAMS | CAPABILITY_AHEAD,
+            capabilities: CAPABILITY_STREAMS | (u32::from(self.fixed.caps.ahead) * CAPABILITY_AHEAD),
             delivery: options.delivery_in_session(),
             integrity: self.fixed.integrity,
             lands: !options.one_copy,
@@ -180,7 +180,8 @@ impl<P: Port> Engine<P> {
             channel,
             plain: false,
             takes_streams: grant.capabilities & CAPABILITY_STREAMS != 0,
-            goes_ahead: grant.capabilities & CAPABILITY_AHEAD != 0
+            goes_ahead: self.fixed.caps.ahead
+                && grant.capabilities & CAPABILITY_AHEAD != 0
                 && layout.wire() == Wire::Lm
                 && options.delivery_in_session() == Delivery::Reliable
                 && integrity.has_digests(),

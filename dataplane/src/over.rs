@@ -80,12 +80,25 @@ impl<P: Port> Endpoint<P> {
         config: &EndpointConfig,
         open: impl FnOnce(PortMemory<'_>) -> Result<P, PortError>,
     ) -> Result<Endpoint<P>, OpenError> {
+        Endpoint::over_with(device, config, Box::new(everybody(config)), open)
+    }
+
+    /// As [`Endpoint::over`], but `admit` is asked about every sender.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays open.
+    pub fn over_with(
+        device: &Device,
+        config: &EndpointConfig,
+        admit: Box<dyn Admit + Send>,
+        open: impl FnOnce(PortMemory<'_>) -> Result<P, PortError>,
+    ) -> Result<Endpoint<P>, OpenError> {
         let (shape, warnings) = Shape::new(config, device)?;
         let plan = MemoryPlan::new(config, &shape.layout, device.chunk_len, device.caps)?;
         let umem = reserve(config, &plan, HugePages::Auto)?;
         let port = open(plan.port_memory(&umem))?;
         let opened = Opened::assemble(config.clone(), plan, umem, port, &shape)?;
-        opened.into_endpoint(device.clone(), &shape, warnings, Box::new(everybody(config)))
+        opened.into_endpoint(device.clone(), &shape, warnings, admit)
     }
 }
 

@@ -44,6 +44,8 @@ pub enum EffectiveMode {
     CopyNative,
     /// The kernel copies; the gate runs in the network stack.
     CopyGeneric,
+    /// The port itself copies, and runs the gate.
+    CopyPort,
     /// No kernel: the simulated NIC.
     Simulated,
 }
@@ -55,6 +57,7 @@ impl EffectiveMode {
             EffectiveMode::ZeroCopy => "zero-copy",
             EffectiveMode::CopyNative => "copy-native",
             EffectiveMode::CopyGeneric => "copy-generic",
+            EffectiveMode::CopyPort => "copy-port",
             EffectiveMode::Simulated => "simulated",
         }
     }
@@ -66,6 +69,7 @@ impl fmt::Display for EffectiveMode {
             EffectiveMode::ZeroCopy => "zero-copy",
             EffectiveMode::CopyNative => "copy (native)",
             EffectiveMode::CopyGeneric => "copy (generic)",
+            EffectiveMode::CopyPort => "copy (port)",
             EffectiveMode::Simulated => "simulated",
         })
     }
@@ -281,6 +285,8 @@ pub struct Caps {
     pub tx_steers: bool,
     /// Packets whose descriptor asks for it get their UDP checksum on the way out (`struct xsk_tx_metadata`).
     pub sums: bool,
+    /// Messages may land, and leave, that were not announced.
+    pub ahead: bool,
 }
 
 impl Caps {
@@ -296,6 +302,7 @@ impl Caps {
             tx_bound: 0,
             tx_steers: false,
             sums: false,
+            ahead: true,
         }
     }
 
@@ -468,6 +475,11 @@ pub trait Port {
     /// What became of packets before they were accepted: names and numbers, to be reported. Not for a hot path.
     fn verdicts(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    /// Bytes of packets that the port itself copied, to entries and to a device's memory.
+    fn copied(&self) -> u64 {
+        0
     }
 
     /// Says who runs a queue's receive work, where that can be chosen.

@@ -44,6 +44,8 @@ pub struct LandingTerms {
     pub prefix: u8,
     /// In zero-copy mode: IP fragments may land.
     pub exclusive: bool,
+    /// Messages may land that were not announced.
+    pub goes_ahead: bool,
 }
 
 /// What a request comes to, before it is known whether there is place and memory for it.
@@ -74,6 +76,7 @@ impl LandingTerms {
             zero_copy: false,
             prefix: 0,
             exclusive: false,
+            goes_ahead: true,
         }
     }
 
@@ -151,6 +154,7 @@ impl LandingTerms {
                 false => 0,
             },
             repeats_apart: self.zero_copy,
+            goes_ahead: self.goes_ahead,
             landing_port,
             max_message_len: request.max_message_len,
             window: fit.window,

@@ -12,7 +12,7 @@ use crate::size;
 use crate::test_programs;
 use crate::vm::devices::Device;
 use crate::vm::{self, unless_lacking};
-use crate::workspace::{cargo, run};
+use crate::workspace::{WITH_DPDK, cargo, ensure_dpdk, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
@@ -54,11 +54,12 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
             println!("{title}\n  {}", lines.join("\n  "));
         }
     };
-    let skipped = tally
-        .skipped
-        .iter()
-        .map(|(name, reason)| format!("{name}: {reason}"));
-    told("skipped:", skipped.collect());
+    let skipped = tally.skipped.iter();
+    let skipped = skipped.map(|(name, reason)| format!("{name}: {reason}"));
+    let unbuilt = ensure_dpdk()
+        .err()
+        .map(|reason| format!("what DPDK is needed for: {reason}"));
+    told("skipped:", skipped.chain(unbuilt.clone()).collect());
     let absent = tally.absent.iter().map(|(name, what)| format!("{what}: {name}"));
     told(
         "parts of tests left out, because this kernel has no",
@@ -67,6 +68,7 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     told("failed:", tally.failures.clone());
     let skipped = tally.skipped.len() as u64;
     let passed = tally.passed.saturating_sub(skipped);
+    let skipped = skipped + u64::from(unbuilt.is_some());
     println!("{passed} passed, {} failed, {skipped} skipped", tally.failed);
     ensure!(
         tally.failed == 0,
@@ -156,6 +158,12 @@ pub fn ci() -> Result<()> {
                 run(cargo()
                     .arg("clippy")
                     .args(chosen)
+                    .args(["--", "--deny", "warnings"]))?;
+            }
+            if ensure_dpdk().is_ok() {
+                run(cargo()
+                    .args(["clippy", "--package", "lm-dpdk", "--package", "lm-bench"])
+                    .args(["--all-targets", WITH_DPDK[0], WITH_DPDK[1]])
                     .args(["--", "--deny", "warnings"]))?;
             }
             Ok(())

@@ -75,6 +75,24 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(PathBuf::from(folder))
 }
 
+/// What cargo builds `--dpdk` and its tests with.
+pub const WITH_DPDK: [&str; 2] = ["--features", "lm-bench/dpdk"];
+
+/// Whether this machine has DPDK to build with.
+///
+/// # Errors
+/// It has not; with the command that brings it.
+pub fn ensure_dpdk() -> Result<()> {
+    let asked = Command::new("pkg-config")
+        .args(["--exists", "libdpdk >= 22.11"])
+        .status();
+    ensure!(
+        asked.is_ok_and(|status| status.success()),
+        "DPDK 22.11 or later is not installed; apt-get install libdpdk-dev dpdk-dev pkg-config"
+    );
+    Ok(())
+}
+
 /// The release builds of the tools.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -84,10 +102,16 @@ pub struct Programs {
 impl Programs {
     /// Builds these tools in release mode.
     pub fn build(names: &[&str]) -> Result<Programs> {
+        Programs::build_with(names, &[])
+    }
+
+    /// The same with these features.
+    pub fn build_with(names: &[&str], features: &[&str]) -> Result<Programs> {
         eprintln!("building the tools (release)");
         run(cargo()
             .args(["build", "--release", "--quiet"])
-            .args(names.iter().flat_map(|name| ["--bin", name])))?;
+            .args(names.iter().flat_map(|name| ["--bin", name]))
+            .args(features))?;
         Ok(Programs::in_folder(&target_dir()?.join("release")))
     }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Instant;
 
+use lm_dataplane::port::Port;
 use lm_dataplane::{Completion, LoanError, MessageWriter, Outcome as MessageOutcome, SendRegion};
 use lm_protocol::geometry::Wire;
 
@@ -28,7 +29,7 @@ enum Filled {
     Over,
 }
 
-impl Tool {
+impl<P: Port> Tool<P> {
     /// One transfer, from START to RESULT.
     pub(super) fn send_transfer(&mut self, transfer: TransferId) -> Result<(), Failure> {
         let ipfrag = self.shape.wire == Wire::IpFrag;

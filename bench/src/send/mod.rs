@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use lm_dataplane::port::Port;
 use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, MemoryConfig, PeerId, Session};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
@@ -42,11 +43,17 @@ const CONNECT_MAX: Duration = Duration::from_secs(6);
 /// Runs the tool; what `main` returns.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let verbose = |options: &Options| options.link.verbose;
-    cli::main(TOOL, arguments, verbose, |options| Ok(Tool::open(options)?.run()))
+    cli::main(TOOL, arguments, verbose, |options: Options| {
+        #[cfg(feature = "dpdk")]
+        if options.link.dpdk.is_some() {
+            return Ok(Tool::open(options, link::open_dpdk)?.run());
+        }
+        Ok(Tool::open(options, link::open)?.run())
+    })
 }
 
-struct Tool {
-    endpoint: Endpoint,
+struct Tool<P: Port> {
+    endpoint: Endpoint<P>,
     peer: PeerId,
     /// No LM at the other end: plain datagrams.
     plain: bool,
@@ -69,8 +76,8 @@ struct Tool {
     options: Options,
 }
 
-impl Tool {
-    fn open(options: Options) -> Result<Self, Failure> {
+impl<P: Port> Tool<P> {
+    fn open(options: Options, open: link::Open<P>) -> Result<Self, Failure> {
         let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
         let to = link::resolve(&options.to)?;
         let input = Input::open(&options.file).map_err(Failure::new)?;
@@ -88,7 +95,11 @@ impl Tool {
             ..base
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
-        let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))?;
+        if options.link.dpdk.is_some() {
+            // DPDK's own threads have what this one has when they begin.
+            privileges::drop_rest(|| true)?;
+        }
+        let mut endpoint = open(&options.link, &config, Box::new(nobody))?;
         privileges::drop_rest(|| true)?;
         for warning in endpoint.status().warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
@@ -164,8 +175,8 @@ impl Tool {
 }
 
 /// Reaches the receiver; `true`: there is none, and plain datagrams will do.
-fn connect(
-    endpoint: &mut Endpoint,
+fn connect<P: Port>(
+    endpoint: &mut Endpoint<P>,
     to: SocketAddrV4,
     shape: &Shape,
     wanted: &Options,

@@ -30,7 +30,7 @@ use super::held::Source;
 use super::receiving::Packet;
 use super::sessions::Sessions;
 use super::zones::Memory;
-use crate::memory::Umem;
+use crate::memory::{CHUNK_LEN_RANGE, Umem};
 
 /// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
 /// may be.
@@ -181,7 +181,11 @@ impl Care<'_> {
             let payload = start + u64::from(fragment.header_len);
             self.passed(at, position, None, umem);
             let message = self.order.at_mut(at);
-            self.places.put(message, position, Source::Umem(payload), umem);
+            // The device may write there meanwhile: what is measured is what is put.
+            let mut bytes = [0; *CHUNK_LEN_RANGE.end() as usize];
+            let bytes = &mut bytes[..usize::from(fragment.len)];
+            umem.copy_from(payload, bytes);
+            self.places.put(message, position, Source::Bytes(bytes), umem);
             self.places.edges.page_ends += 1;
             return;
         }

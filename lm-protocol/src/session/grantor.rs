@@ -50,8 +50,7 @@ struct Past {
 ///             .map_err(|_| lm_protocol::control::RejectReason::Unsupported)?;
 ///         Ok(Terms {
 ///             session_key: 0xfeed, data_port: 7168, layout, tx_queue: None, prefix: 0, frames_per_packet: 1,
-///             fillers: 0,
-///             repeats_apart: false,
+///             fillers: 0, repeats_apart: false, goes_ahead: false,
 ///             landing_port: None,
 ///             max_message_len: permit.max_message_len, window: application.request.window,
 ///             packet_limit: 256, first_message: 0,

@@ -87,6 +87,8 @@ pub struct Terms {
     pub fillers: u8,
     /// Fragments that are sent again must not go to the landing queue.
     pub repeats_apart: bool,
+    /// Messages may land that were not announced.
+    pub goes_ahead: bool,
     /// The source port that fragments must have; `None`: the sender's data port.
     pub landing_port: Option<NonZeroU16>,
     /// Longest message, in bytes; the grant carries the smaller one of this and the permit's.
@@ -310,7 +312,7 @@ impl Session {
             lease_ms: saturating_millis(permit.lease),
             first_message: terms.first_message,
             lands: true,
-            capabilities: CAPABILITY_STREAMS | CAPABILITY_AHEAD,
+            capabilities: CAPABILITY_STREAMS | (u32::from(terms.goes_ahead) * CAPABILITY_AHEAD),
         };
         Session {
             peer: application.from,

@@ -26,6 +26,7 @@ impl Landing for Queue {
             frames_per_packet: 1,
             fillers: 0,
             repeats_apart: false,
+            goes_ahead: true,
             landing_port: None,
             max_message_len: permit.max_message_len,
             window: application.request.window,

@@ -74,6 +74,7 @@ impl Landing for Queues {
             frames_per_packet: 1,
             fillers: 0,
             repeats_apart: false,
+            goes_ahead: true,
             landing_port: None,
             max_message_len: permit.max_message_len.min(1 << 28),
             window: application.request.window,

@@ -2,6 +2,7 @@
 //! UDP are shown beside each other.
 
 pub(crate) mod cluster;
+mod dpdk;
 mod two_hosts;
 mod two_machines;
 
@@ -28,6 +29,9 @@ use crate::workspace;
 ///
 /// With --hosts N: makes a cluster of N hosts on one switch with an admission daemon each, on which a program of every
 /// host sends to every other one at once, without privileges; compares every byte of every message, and prints a table.
+///
+/// With --backend dpdk: two programs on the two ends of a socket, by DPDK and without privileges; sends the file and
+/// compares it.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Length of the file.
@@ -46,9 +50,19 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=64))]
     #[arg(conflicts_with_all = ["interface", "peer", "size", "rounds"])]
     hosts: Option<u32>,
+    /// By what packets move, instead of AF_XDP.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["interface", "peer", "hosts", "rounds"])]
+    backend: Option<Backend>,
     /// Also keep the results, with every single sample, in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// `--backend`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Backend {
+    /// DPDK, on drivers that need no card.
+    Dpdk,
 }
 
 /// No transfer of this demonstration takes longer on a link that works.
@@ -56,15 +70,19 @@ const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let needed_for = match arguments.interface {
-        Some(_) => "open AF_XDP sockets",
-        None => "make network namespaces",
-    };
-    crate::bed::require_root(needed_for)?;
+    match (arguments.backend, &arguments.interface) {
+        (Some(Backend::Dpdk), _) => workspace::ensure_dpdk()?,
+        (None, Some(_)) => crate::bed::require_root("open AF_XDP sockets")?,
+        (None, None) => crate::bed::require_root("make network namespaces")?,
+    }
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let programs = || workspace::Programs::build(&["lm-bench", "lm-recv", "lm-send"]);
+    let features = arguments
+        .backend
+        .map_or(&[][..], |Backend::Dpdk| &workspace::WITH_DPDK);
+    let programs = || workspace::Programs::build_with(&["lm-bench", "lm-recv", "lm-send"], features);
     let mut result = match (arguments.hosts, &arguments.interface, &arguments.peer) {
+        _ if arguments.backend.is_some() => dpdk::run(arguments, &programs()?)?,
         (Some(hosts), ..) => cluster::run(hosts)?,
         (None, Some(interface), Some(peer)) => two_machines::run(arguments, interface, peer, &programs()?)?,
         _ => two_hosts::run(arguments, &programs()?)?,

@@ -237,6 +237,7 @@ impl End for Lm {
             EffectiveMode::ZeroCopy => "native zero-copy",
             EffectiveMode::CopyNative => "native copy",
             EffectiveMode::CopyGeneric => "generic copy",
+            EffectiveMode::CopyPort => "copy by the port",
             EffectiveMode::Simulated => "simulated",
         };
         outcome.mode = Some(mode.to_owned());

@@ -1,0 +1,64 @@
+//! DPDK's beginning, once in a process, and the reasons for what it refuses.
+
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+use crate::shim;
+
+/// Memory for the packets of all ports of a process, in MiB: a port takes five, and pages are taken as they are written.
+const MEMORY_MIB: &str = "256";
+
+static BEGUN: OnceLock<Result<(), String>> = OnceLock::new();
+
+/// Begins DPDK, unless this program has.
+///
+/// Its memory is ordinary pages (`--no-huge`), it leaves no file and hears no other process (`--no-shconf`, `--no-telemetry`), and touches no
+/// card (`--no-pci`): so it needs no privilege, and any number of processes have theirs.
+///
+/// # Errors
+///
+/// Why not, in one line.
+pub(crate) fn begin() -> Result<(), String> {
+    let begin = || {
+        // It binds the thread that it begins on to one core. That thread ends.
+        let thread = std::thread::spawn(|| {
+            let core = first_core();
+            let arguments = [
+                "lm",
+                "--no-huge",
+                "--no-shconf",
+                "--no-telemetry",
+                "--no-pci",
+                "--iova-mode=va",
+                "--log-level=error",
+                "-m",
+                MEMORY_MIB,
+                "--lcores",
+                &format!("0@{core}"),
+            ];
+            let arguments = arguments.map(|argument| CString::new(argument).expect("no zero in it"));
+            shim::begin(&arguments)
+        });
+        let begun = thread.join().expect("nothing there panics");
+        begun.map_err(|error| {
+            let reason = reason(&shim::said()).unwrap_or_else(|| error.to_string());
+            format!(
+                "DPDK does not begin: {reason}; one program may begin it once, and needs 256 MiB of memory"
+            )
+        })
+    };
+    BEGUN.get_or_init(begin).clone()
+}
+
+/// A core that this program may run on.
+fn first_core() -> usize {
+    let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let count = rustix::thread::CpuSet::MAX_CPU;
+    (0..count).find(|&core| cores.is_set(core)).unwrap_or_default()
+}
+
+/// The reason among the errors that DPDK logged: the first one, since what called the part that failed logs behind it.
+pub(crate) fn reason(said: &str) -> Option<String> {
+    let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.next().map(str::to_owned)
+}

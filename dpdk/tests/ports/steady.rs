@@ -1,0 +1,155 @@
+//! A stream allocates nothing and makes no system call.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::SocketAddrV4;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use lm_dataplane::{ConnectOptions, Endpoint};
+use lm_dpdk::DpdkNic;
+
+use crate::bed::{A, PATIENCE, Wire};
+
+/// Counts what is asked for while it is armed, in whatever thread.
+struct Counting;
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(ARMED.load(Ordering::Relaxed).into(), Ordering::Relaxed);
+        // SAFETY: the caller keeps `alloc`'s contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps `dealloc`'s contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LEN: u64 = 200_000;
+/// Messages before it is counted, and so many more.
+const WARM: u64 = 200;
+const COUNTED: u64 = 200;
+
+/// A call that nothing else makes: where the stream begins and ends in a list of calls.
+fn mark() {
+    let _ = rustix::process::getppid();
+}
+
+/// Polls an endpoint, which never sleeps, and does a step after each round, until one says that it was the last.
+fn drive(endpoint: &mut Endpoint<DpdkNic>, mut is_last: impl FnMut(&mut Endpoint<DpdkNic>) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    for round in 1_u64.. {
+        endpoint.poll();
+        if is_last(endpoint) {
+            return;
+        }
+        assert!(
+            !round.is_multiple_of(1024) || Instant::now() < deadline,
+            "{:?}",
+            endpoint.counters()
+        );
+    }
+}
+
+#[test]
+fn a_stream_allocates_nothing() {
+    let wire = Wire::new();
+    let [mut b, mut a] = wire.ends("queue_size=256");
+    let options = ConnectOptions {
+        max_message_len: LEN,
+        messages_in_flight: 8,
+        ..ConnectOptions::default()
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut received = 0;
+            drive(&mut b, |b| {
+                if b.try_recv().expect("nothing is lost").is_some() {
+                    received += 1;
+                    // Well within the sender's marks.
+                    if received == WARM + 20 || received == WARM + COUNTED - 20 {
+                        mark();
+                    }
+                }
+                is_over.load(Ordering::Acquire)
+            });
+        });
+        let peer = a.connect(SocketAddrV4::new(A, 7168), &options);
+        let peer = peer.unwrap_or_else(|error| panic!("{error}"));
+        let (mut sent, mut confirmed) = (0, 0);
+        drive(&mut a, |a| {
+            if sent < WARM + COUNTED
+                && let Ok(mut region) = a.loan(peer, LEN)
+            {
+                region.payloads_mut().for_each(|range| range.fill(7));
+                sent += u64::from(a.try_send(region, sent).is_ok());
+            }
+            while a.try_completion().is_some() {
+                confirmed += 1;
+                if confirmed == WARM || confirmed == WARM + COUNTED {
+                    mark();
+                    ARMED.store(confirmed == WARM, Ordering::SeqCst);
+                }
+            }
+            confirmed == WARM + COUNTED
+        });
+        is_over.store(true, Ordering::Release);
+    });
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_stream_makes_no_system_call() {
+    let wire = Wire::new();
+    let list = wire.folder.join("calls");
+    let Ok(program) = std::env::current_exe() else {
+        return;
+    };
+    let traced = Command::new("strace")
+        .args(["-f", "-o"])
+        .arg(&list)
+        .arg(program)
+        .args(["--exact", "steady::a_stream_allocates_nothing"])
+        .output();
+    let Ok(traced) = traced else {
+        println!("SKIPPED: there is no strace (apt-get install strace)");
+        return;
+    };
+    assert!(
+        traced.status.success(),
+        "{}",
+        String::from_utf8_lossy(&traced.stdout)
+    );
+    let calls = std::fs::read_to_string(&list).expect("a list of calls");
+    std::fs::remove_file(&list).expect("it is there");
+    let lines: Vec<_> = calls.lines().filter_map(|line| line.split_once(' ')).collect();
+    let ends = |thread: &str| {
+        let marks = lines.iter().enumerate();
+        let marks = marks.filter(|(_, (by, call))| *by == thread && call.contains("getppid("));
+        marks.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    let mut threads: Vec<&str> = lines.iter().map(|(thread, _)| *thread).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let marked = threads.into_iter().map(|thread| (thread, ends(thread)));
+    let marked: Vec<_> = marked.filter(|(_, marks)| marks.len() == 2).collect();
+    assert_eq!(marked.len(), 2, "a sender and a receiver");
+    for (thread, marks) in marked {
+        let between = &lines[marks[0] + 1..marks[1]];
+        let is_call = |call: &str| !call.contains("resumed>");
+        let made = between.iter().filter(|(by, call)| *by == thread && is_call(call));
+        let made: Vec<_> = made.collect();
+        // A device that takes nothing for half a second, on a machine that does other work, is looked at.
+        assert!(made.len() < 10, "for 20,000 packets: {made:?}");
+    }
+}

@@ -1,0 +1,61 @@
+//! The demonstration by DPDK: two programs on the two ends of a socket, as whoever runs this.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::{Arguments, TRANSFER_LIMIT, make_content, show_transfer};
+use crate::bed::Launch;
+use crate::bed::leftovers::temporary_folder;
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// Addresses of the receiver and the sender.
+const RECEIVER: &str = "10.9.0.1";
+const SENDER: &str = "10.9.0.2";
+
+pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
+    let content = make_content(arguments.size)?;
+    // The path of a socket has 107 bytes at most.
+    let (folder, _registered) = temporary_folder(&std::env::temp_dir(), "dpdk")?;
+    let socket = folder.join("lm.sock").display().to_string();
+    let launch = |tool: &str, device: String, address: &str, core| {
+        Launch::new(programs.path(tool))
+            .args([
+                "--dpdk",
+                &device,
+                "--dpdk-address",
+                &format!("{address}/24"),
+                "--json",
+            ])
+            .core(core)
+            .time_limit(TRANSFER_LIMIT)
+    };
+    let [sending, receiving] = two_cores();
+    let received = content.received();
+    let receiver = launch(
+        "lm-recv",
+        format!("net_vhost0,iface={socket}"),
+        RECEIVER,
+        receiving,
+    )
+    .args(["--allow", SENDER, "--count", "1", "--output"])
+    .arg(&received);
+    let device = format!("net_virtio_user0,path={socket}");
+    let sender = launch("lm-send", device, SENDER, sending)
+        .args(["--to", RECEIVER])
+        .arg(&content.file);
+    println!("receiver   {}", receiver.command_line());
+    println!("sender     {}", sender.command_line());
+    let mut receiver = receiver.spawn()?;
+    receiver.await_text("listening on")?;
+    let sent = sender.spawn()?.finish()?.json().context("lm-send --json")?;
+    let report = receiver.finish()?.json().context("lm-recv --json")?;
+    content.ensure_same(&received)?;
+    show_transfer(&report);
+    println!("checked    SHA-256 of what arrived is that of what was sent");
+    Ok(json!({
+        "kind": "two programs by DPDK",
+        "file": {"bytes": content.len, "sha256": content.sha256},
+        "transfer": {"send": sent, "receive": report},
+    }))
+}
