@@ -22,7 +22,7 @@ fn messages_cross_both_ways_on_all_rings() {
         let began = Instant::now();
         let mut ends = wire.ends(&format!("queue_size={ring},packed_vq={packed}"));
         assert!(
-            began.elapsed() < Duration::from_secs(2),
+            began.elapsed() < Duration::from_secs(6),
             "open after {:?}",
             began.elapsed()
         );
