@@ -306,6 +306,8 @@ impl Inbound {
         self.opens = might_come_unannounced && self.announced_all_the_same < TRIES;
         if was_empty {
             self.progress.begin(now_ns);
+            // Its sender sends it when it is confirmed.
+            self.told.asked |= self.terms.goes_ahead && !about.has_facts;
         }
         Ok(())
     }
