@@ -331,25 +331,29 @@ impl Outbound {
                 if run > 0 {
                     continue;
                 }
-                let len = match outgoing.position < count {
-                    true => {
-                        let index = self.terms.window.index_at(outgoing.position, count);
-                        let is_forward = outgoing.has_facts && mutant!(SentForward);
-                        let index = if is_forward { outgoing.position } else { index };
-                        outgoing.put_packet(index, way, &mut header, &mut sent)
-                    }
-                    false => outgoing.put_filler(way, &mut header),
+                let index = self.terms.window.index_at(outgoing.position, count);
+                let is_forward = outgoing.has_facts && mutant!(SentForward);
+                let index = if is_forward { outgoing.position } else { index };
+                let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
+                    break 'messages;
                 };
-                let Some(len) = len else { break 'messages };
                 bytes += u64::from(len);
                 packets += 1;
                 if has_digests {
-                    let index = self.terms.window.index_at(outgoing.position, count);
                     outgoing.note_digest(index, digests, way.umem, &self.digests.hasher);
                 }
                 outgoing.position += 1;
             }
-            if outgoing.left() == 0 {
+            if outgoing.fillers > 0 && outgoing.position >= count {
+                let room = allowed - packets - way.more_pieces;
+                let (fillers, len) = outgoing.put_fillers(room, way, &mut header);
+                packets += fillers;
+                bytes += len;
+                if outgoing.left() > 0 {
+                    break;
+                }
+            }
+            if outgoing.position >= count {
                 if has_digests {
                     outgoing.note_message_digest(digests, self.terms.key);
                 }

@@ -1,7 +1,7 @@
-//! LM on DPDK: a [`Port`](lm_dataplane::port::Port) over any poll-mode driver, without a kernel's part in it.
+//! LM on DPDK: a `Port` of `lm_dataplane` over any poll-mode driver, without a kernel's part in it.
 //!
 //! Packets come to the driver's own memory; the gate's model judges each, and what it accepts is copied once, to its queue's next entry. What it
-//! passes on comes to a small network stack ([`stack`]): ARP, ICMP echo, and UDP for the two ports of an endpoint. So two programs may exchange
+//! passes on comes to a small network stack (`stack.rs`): ARP, ICMP echo, and UDP for the two ports of an endpoint. So two programs may exchange
 //! messages as ordinary users, without huge pages and without an interface.
 //!
 //! The crate is empty without its feature `dpdk`.

@@ -181,11 +181,16 @@ impl Care<'_> {
             let payload = start + u64::from(fragment.header_len);
             self.passed(at, position, None, umem);
             let message = self.order.at_mut(at);
-            // The device may write there meanwhile: what is measured is what is put.
-            let mut bytes = [0; *CHUNK_LEN_RANGE.end() as usize];
-            let bytes = &mut bytes[..usize::from(fragment.len)];
-            umem.copy_from(payload, bytes);
-            self.places.put(message, position, Source::Bytes(bytes), umem);
+            // The device may write there meanwhile. What is final is not measured again: it is measured as it is put.
+            match position < message.slots.final_to {
+                true => {
+                    let mut bytes = [0; *CHUNK_LEN_RANGE.end() as usize];
+                    let bytes = &mut bytes[..usize::from(fragment.len)];
+                    umem.copy_from(payload, bytes);
+                    self.places.put(message, position, Source::Bytes(bytes), umem);
+                }
+                false => self.places.put(message, position, Source::Umem(payload), umem),
+            }
             self.places.edges.page_ends += 1;
             return;
         }

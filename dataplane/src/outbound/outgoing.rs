@@ -123,23 +123,32 @@ impl Outgoing {
         Some(frame_len)
     }
 
-    /// Puts a packet without a payload on the ring; its length in bytes, and `None` when a frame is needed.
-    pub(super) fn put_filler(
-        &self,
+    /// Puts up to `room` of the packets without a payload on the ring, as long as there are frames. Gives how many, and their bytes.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn put_fillers(
+        &mut self,
+        room: u32,
         way: &mut Way<'_, impl TxQueue>,
         header: &mut [u8; HEADER_LEN_MAX],
-    ) -> Option<u32> {
-        let Template::Lm(template) = &self.template else {
-            return None;
-        };
-        let frame = way.frames.take_for_control()?;
-        let (address, header_len) = (frame.address(), template.write(header, 0, 0));
-        let header = &mut header[..header_len];
-        way.channel.push(address, header_len as u32);
-        way.channel.checksum.complete(way.umem, address, header, &[]);
-        way.umem.copy_to(address, header);
-        way.frames.control_sent(frame);
-        Some(header_len as u32)
+    ) -> (u32, u64) {
+        let (mut packets, mut bytes) = (0, 0);
+        while packets < room
+            && packets < self.left()
+            && let Template::Lm(template) = &self.template
+            && let Some(frame) = way.frames.take_for_control()
+        {
+            let (address, header_len) = (frame.address(), template.write(header, 0, 0));
+            let header = &mut header[..header_len];
+            way.channel.push(address, header_len as u32);
+            way.channel.checksum.complete(way.umem, address, header, &[]);
+            way.umem.copy_to(address, header);
+            way.frames.control_sent(frame);
+            packets += 1;
+            bytes += header_len as u64;
+        }
+        self.position += packets;
+        (packets, bytes)
     }
 
     /// The payload of fragment `index`.

@@ -32,7 +32,7 @@ impl Outgoing {
         // Copied, so that the loop keeps it in registers.
         let header = *header;
         let (first, count) = (self.position, self.geometry.fragment_count());
-        if first >= count || self.has_facts && mutant!(SentForward) {
+        if self.has_facts && mutant!(SentForward) {
             return (0, frame_len);
         }
         let highest = window.index_at(first, count);
