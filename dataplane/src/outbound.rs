@@ -295,10 +295,7 @@ impl Outbound {
         let mut header = [0u8; HEADER_LEN_MAX];
         'messages: while packets + way.more_pieces < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
-            let (count, end) = (
-                outgoing.geometry.fragment_count(),
-                outgoing.end + outgoing.fillers,
-            );
+            let (count, end) = (outgoing.geometry.fragment_count(), outgoing.end);
             if outgoing.position == 0 {
                 if outgoing.in_flight > 0 {
                     // Handed over again: the kernel may still read headers of the session before.
