@@ -38,7 +38,7 @@ impl Place {
         std::fs::create_dir_all(folder.join("received")).expect("a folder");
         std::fs::write(folder.join("sent"), content(LEN)).expect("a file");
         for shared in [&folder, &folder.join("received")] {
-            nix::unistd::chown(shared, Some(NOBODY.into()), None).ok();
+            nix::unistd::chown(shared, Some(ORDINARY.into()), None).ok();
         }
         Place { folder, devices }
     }
@@ -47,7 +47,7 @@ impl Place {
         self.folder.join(name).display().to_string()
     }
 
-    /// A tool on a device there, as nobody where this is root.
+    /// A tool on a device there, as an ordinary user where this is root.
     fn tool(&self, program: &str, side: usize, arguments: &[&str]) -> Tool {
         use std::os::unix::process::CommandExt as _;
         let device = format!("{}={}", self.devices[side], self.path("lm.sock"));
@@ -56,7 +56,7 @@ impl Place {
         command.args(["--dpdk", &device, "--dpdk-address", &address, "--json"]);
         command.args(arguments);
         if rustix::process::geteuid().is_root() {
-            command.uid(NOBODY).gid(NOBODY);
+            command.uid(ORDINARY).gid(ORDINARY);
         }
         Tool::start(command)
     }
@@ -87,7 +87,7 @@ impl Drop for Place {
 
 const RECV: &str = env!("CARGO_BIN_EXE_lm-recv");
 const SEND: &str = env!("CARGO_BIN_EXE_lm-send");
-const NOBODY: u32 = 65534;
+const ORDINARY: u32 = 65534;
 
 #[test]
 fn a_file_crosses_between_two_processes() {
@@ -148,7 +148,7 @@ fn receivers_that_are_killed_leave_a_file_that_is_named() {
     receiver.signal(Signal::KILL);
     receiver.end();
     let ended = sender.end();
-    assert!(!ended.status.success(), "nobody has the file");
+    assert!(!ended.status.success(), "the file did not arrive");
     std::fs::remove_file(&file).expect("it was left");
     let receiver = place.recv(&[]);
     receiver.wait_for_line("listening on net_vhost0");
@@ -288,7 +288,7 @@ fn a_kernel_socket_receives_ip_fragments_from_dpdk() {
     sender.end().expect_code(0);
 }
 
-/// The kernel finds the device by ARP, and hears by ICMP that nobody listens on a port; what has a VLAN tag is of another network.
+/// The kernel finds the device by ARP, and hears by ICMP that a port is not open; what has a VLAN tag is of another network.
 #[test]
 fn a_kernel_socket_is_answered_by_dpdk() {
     let Some(bed) = Bed::new() else { return };
@@ -302,8 +302,8 @@ fn a_kernel_socket_is_answered_by_dpdk() {
             .set_read_timeout(Some(Duration::from_secs(2)))
             .expect("a socket");
         socket.connect(format!("{RECEIVER}:99")).expect("a route");
-        socket.send(b"anybody?").expect("sent");
-        socket.recv(&mut [0; 16]).expect_err("nobody is there").kind()
+        socket.send(b"a question").expect("sent");
+        socket.recv(&mut [0; 16]).expect_err("a closed port").kind()
     };
     assert_eq!(answer(), std::io::ErrorKind::ConnectionRefused);
     if !bed.try_ip(

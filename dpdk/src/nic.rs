@@ -20,7 +20,7 @@ use crate::stack::Stack;
 
 /// How long a neighbour's answer is waited for: four questions.
 const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(1300);
-/// How long to sleep at most before the device is looked at again: it wakes nobody.
+/// How long to sleep at most before the device is looked at again: it causes no wake-up.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// A device of DPDK's. Dropping it closes it.

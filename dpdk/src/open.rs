@@ -135,7 +135,7 @@ fn probe(devargs: &str) -> Result<(Link, shim::Facts, String), DpdkError> {
         return Err(DpdkError::Device(text));
     }
     let argument = |key: &str| devargs.split(',').find_map(|argument| argument.strip_prefix(key));
-    // DPDK would say no more than that it cannot listen there, and then remove the file, whoever listens.
+    // DPDK would say no more than that it cannot listen there, and then remove the file of a program that listens.
     let listens = name.starts_with("net_vhost") && argument("client=") != Some("1");
     if let Some(path) = argument("iface=").filter(|path| listens && Path::new(path).exists()) {
         let text =

@@ -5,7 +5,7 @@
 //!                                             └─▶ stack
 //! ```
 //! [`Core`] is what all parts of a port share. One thread uses them, so its lock is never waited for. The n-th packet that the gate accepts for a
-//! queue takes the queue's n-th entry (I3), and is copied there before anybody can know of it.
+//! queue takes the queue's n-th entry (I3), and is copied there before its descriptor shows.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +46,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Begins anew, with room for as many entries as the queue may have.
+    /// Begins anew, with room for all entries that the queue may have.
     pub(crate) fn open(&mut self, spec: &QueueSpec) {
         *self = Queue {
             role: Some(spec.role),
@@ -70,8 +70,8 @@ impl Queue {
             return;
         };
         let to = mapping.pointer(entry + PACKET_HEADROOM, len as u64);
-        // SAFETY: as many bytes can be read there; `pointer` found as many in the mapping, which is not the driver's memory; and they are of an
-        // entry that was posted, where nobody but this port writes, and nobody reads before the packet is shown.
+        // SAFETY: `len` bytes can be read there; `pointer` found the same number in the mapping, which is not the driver's memory; and they are of
+        // an entry that was posted, where this port alone writes, and which is not read before the packet is shown.
         unsafe { std::ptr::copy_nonoverlapping(packet.as_ptr(), to.as_ptr(), len) };
         let descriptor = Descriptor::received(entry, PACKET_HEADROOM as u16, len as u32);
         self.arrived.push_back(descriptor);

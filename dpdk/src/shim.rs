@@ -75,7 +75,7 @@ unsafe extern "C" {
 /// What DPDK logged since this was asked last.
 pub(crate) fn said() -> String {
     let mut text = [0; 4096];
-    // SAFETY: so much room is there.
+    // SAFETY: the room is that of `text`.
     let len = unsafe { lm_dpdk_said(text.as_mut_ptr().cast(), text.len()) };
     String::from_utf8_lossy(&text[..len]).into_owned()
 }
@@ -150,7 +150,7 @@ impl Link {
     #[inline]
     pub(crate) fn packet(&self, at: usize) -> &[u8] {
         let packet = self.burst[..self.count][at];
-        // SAFETY: so many bytes of an mbuf that is freed by the next receive, which needs `&mut self`. The driver is trusted, as a device is, to
+        // SAFETY: the bytes of an mbuf that is freed by the next receive, which needs `&mut self`. The driver is trusted, as a device is, to
         // write no more to what it has given out.
         unsafe { std::slice::from_raw_parts(packet.start, packet.len) }
     }
@@ -194,7 +194,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: an open port, which nobody uses any more.
+        // SAFETY: an open port, which is not used any more.
         unsafe { lm_dpdk_close(self.port.as_ptr()) };
     }
 }

@@ -30,7 +30,7 @@ const HEADERS_LEN: usize = Ipv4Header::MIN_LEN + UdpHeader::LEN;
 const NEIGHBOURS_MAX: usize = 1024;
 /// Datagrams that wait on a socket.
 const WAITING_MAX: usize = 256;
-/// A host that is in use and said nothing of its address for so long is asked for it, and after twice that unknown.
+/// Age at which the address of a host in use is asked for again; at twice this age it is unknown.
 const FRESH_NS: u64 = 30_000_000_000;
 /// How long an answer to such a question is waited for: no other answer is believed.
 const ANSWER_NS: u64 = 2_000_000_000;
@@ -79,9 +79,9 @@ pub(crate) struct Ignored {
     pub(crate) unasked: u64,
     /// Datagrams that met a full socket.
     pub(crate) full: u64,
-    /// Datagrams for ports where nobody listens.
+    /// Datagrams for closed ports.
     pub(crate) refused: u64,
-    /// Frames of hosts that use our address.
+    /// Frames of hosts with the same address.
     pub(crate) same_address: u64,
 }
 
@@ -382,7 +382,7 @@ impl Stack {
         }
     }
 
-    /// An ICMP message to whoever sent `frame`: to where it came from, since its address may not be known.
+    /// An ICMP message to the sender of `frame`: to where that came from, since its address may not be known.
     fn answer(&mut self, frame: &[u8], to: Ipv4Addr, kind: Icmpv4Type, payload: &[u8]) {
         let to_mac = <[u8; 6]>::try_from(&frame[6..12]).expect("an Ethernet header");
         let message = self.ipv4(to_mac, to).icmpv4(kind);
@@ -390,7 +390,7 @@ impl Stack {
         self.len = written.unwrap_or_default();
     }
 
-    /// Nobody listens where a datagram of ours went, whose first bytes these are.
+    /// A datagram from here went to a closed port: these are its first bytes.
     fn take_refusal(&mut self, original: &[u8]) {
         let local = self.site.address;
         let header = Ipv4HeaderSlice::from_slice(original).ok();

@@ -163,7 +163,7 @@ pub struct Grant {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1 (more with jumbo packets over several buffers).
     pub frames_per_packet: u8,
-    /// Packets without a payload that the sender sends behind each message that leaves unannounced: a device writes so many slots beyond a packet.
+    /// Packets without a payload that the sender sends behind each message that leaves unannounced: slots beyond a packet that its device may write.
     pub fillers: u8,
     /// Fragments that are sent again go the way of messages of one fragment, not to the landing queue: there every packet takes
     /// the next entry, whatever it is.

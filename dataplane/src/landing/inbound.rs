@@ -27,12 +27,12 @@ use crate::port::{Caps, RxQueue};
 
 /// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
 const PAUSE_NS: u64 = 20_000_000;
-/// After so many messages in a row that were announced although they might have come unannounced, and were copied for that, so many of
-/// the next ones find nothing open.
+/// After this number of messages in a row that were announced although they might have come unannounced, and were copied for that,
+/// [`PAUSE`] others find nothing open.
 const TRIES: u8 = 4;
-/// A sender has heard of credit after so long.
-const HEARD_NS: u64 = 1_000_000;
 const PAUSE: u8 = 64;
+/// Time after which a sender has heard of credit.
+const HEARD_NS: u64 = 1_000_000;
 
 /// Whether a session lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@
 //! and put back (I5). That header may be gone before it is looked at: facts pair the first packet, and the digest proves all (I3).
 //!
 //! In zero-copy mode the next packets may reach the message above, as far as their chunks do ([`InboundTerms::reach`]). So its sender has
-//! sent as many *fillers* behind it, which are headers alone, and the message is shown when their entries are used. What is landed there, facts
-//! alone tell. Entries that fill a lap up, or stand for packets too many, are open ones as well.
+//! sent *fillers* behind it, one for each slot that is reached, which are headers alone, and the message is shown when their entries are used. What
+//! landed, facts alone tell. Entries that fill a lap up, or stand for packets too many, are open ones as well.
 //!
 //! What does not find its slots in one piece, since a region ends there or its first packet met another message's entry behind a loss, has
 //! memory of its own, and each of its fragments is copied there. So are the first ones of an announced message that comes to open entries.

@@ -81,7 +81,7 @@ impl Places {
         *message.slots.landed_at(position) = landed;
         message.proof.verdict = Verdict::Open;
         let index = message.index_at(position);
-        // Entries are used in their order. Those of later windows let nobody write in this one but at its tail, and nothing is posted below a
+        // Entries are used in their order. Those of later windows reach no further into this one than its tail, and nothing is posted below a
         // message that has its zone alone.
         let is_lowest = message.window.is_lowest(index);
         let is_alone = !message.is_claimed || mutant!(NoFillers);
@@ -93,7 +93,7 @@ impl Places {
         }
     }
 
-    /// Positions before `to`, as far as there are so many, are final.
+    /// Positions before `to`, at most all that were used, are final.
     #[inline]
     pub(super) fn end_at(&mut self, message: &mut Arriving, to: u32, umem: &Umem) {
         let (from, to) = (message.slots.final_to, to.min(message.slots.consumed));

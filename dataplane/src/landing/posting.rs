@@ -124,8 +124,8 @@ impl Poster<'_, '_> {
         written
     }
 
-    /// Entries behind the last messages' that are for no fragment: as many as packets came that the sender did not send, which have used some of
-    /// theirs; and so many that laps are full.
+    /// Entries behind the last messages' that are for no fragment: one for each packet that came and was not the sender's, which has used one of
+    /// theirs; and those that fill a lap up.
     fn fillers(&self, room: Posted, written: Posted) -> u32 {
         let expected = self
             .order

@@ -120,7 +120,7 @@ fn a_forged_answer_changes_nothing() {
     assert_eq!(stack.neighbour(PEER, 2 * SECOND), Ok(Some(PEER_MAC)));
     assert_eq!(stack.neighbour(Ipv4Addr::new(10, 9, 0, 3), 4 * SECOND), Ok(None));
     assert_eq!(stack.ignored.unasked, 5);
-    // With our own address: told once, and not answered.
+    // With this stack's address: told once, and not answered.
     for count in 1..3 {
         stack.take(&question((forger, US)), SECOND);
         assert_eq!((stack.ignored.same_address, stack.frame().len()), (count, 0));
@@ -146,7 +146,7 @@ fn ten_thousand_neighbours_take_no_more_memory_than_a_thousand() {
     assert_eq!(
         stack.neighbour(PEER, 3 * SECOND),
         Ok(Some(PEER_MAC)),
-        "who is used stays"
+        "a neighbour in use stays"
     );
 }
 
@@ -168,8 +168,8 @@ fn datagrams_come_to_their_ports_and_others_are_refused() {
         Some(SocketEvent::TooLong(from))
     );
 
-    // One who sends to a port of nobody's hears so, and so do we: the answer of one stack is for the other.
-    stack.take(&datagram((PORT + 1, 9), b"anybody?"), 0);
+    // A datagram to a closed port is refused, and a refusal comes to its socket: the answer of one stack is for the other.
+    stack.take(&datagram((PORT + 1, 9), b"a question"), 0);
     let mut theirs = stack_of(PEER, PEER_MAC);
     theirs.take(stack.frame(), 0);
     let refused = SocketEvent::Refused(SocketAddrV4::new(US, 9));
@@ -256,7 +256,7 @@ fn fuzzed_frames() {
         (seed >> 33) as usize
     };
     let mut unreachable = stack();
-    unreachable.take(&datagram((PORT, 9), b"nobody"), 0);
+    unreachable.take(&datagram((PORT, 9), b"refused"), 0);
     let known = [
         question((PEER_MAC, PEER)),
         answer((PEER_MAC, PEER)),

@@ -18,7 +18,7 @@ pub(crate) const A: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 pub(crate) const B: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// An ordinary user of no group.
-const NOBODY: u32 = 65534;
+const ORDINARY: u32 = 65534;
 
 /// One pair at a time: each end keeps a core busy.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -36,8 +36,8 @@ impl Wire {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setgroups(&[]).expect("root may");
-            nix::unistd::setresgid(NOBODY.into(), NOBODY.into(), NOBODY.into()).expect("root may");
-            nix::unistd::setresuid(NOBODY.into(), NOBODY.into(), NOBODY.into()).expect("root may");
+            nix::unistd::setresgid(ORDINARY.into(), ORDINARY.into(), ORDINARY.into()).expect("root may");
+            nix::unistd::setresuid(ORDINARY.into(), ORDINARY.into(), ORDINARY.into()).expect("root may");
         }
         let status = std::fs::read_to_string("/proc/thread-self/status").expect("procfs");
         assert!(status.contains("CapEff:\t0000000000000000"), "{status}");

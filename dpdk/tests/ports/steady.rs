@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const LEN: u64 = 200_000;
-/// Messages before it is counted, and so many more.
+/// Messages before it is counted, and counted ones.
 const WARM: u64 = 200;
 const COUNTED: u64 = 200;
 

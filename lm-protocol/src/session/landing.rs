@@ -83,7 +83,7 @@ pub struct Terms {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1.
     pub frames_per_packet: u8,
-    /// Packets without a payload that the sender sends behind each message that leaves unannounced: a device writes so many slots beyond a packet.
+    /// Packets without a payload that the sender sends behind each message that leaves unannounced: slots beyond a packet that its device may write.
     pub fillers: u8,
     /// Fragments that are sent again must not go to the landing queue.
     pub repeats_apart: bool,

@@ -1,4 +1,4 @@
-//! The demonstration by DPDK: two programs on the two ends of a socket, as whoever runs this.
+//! The demonstration by DPDK: two programs on the two ends of a socket, with no privilege that the command has not.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
