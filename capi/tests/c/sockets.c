@@ -95,7 +95,8 @@ static void echo(const char *interface)
     puts("ready");
     fflush(stdout);
     while ((len = rt_recvfrom(socket, buffer, LM_RT_MESSAGE_MAX(16), -1, &info)) >= 0) {
-        struct lm_rt_options options = {sizeof options, 0, info.priority, 0};
+        /* Without a deadline an answer is given up when 2 ms pass between two of its packets. */
+        struct lm_rt_options options = {sizeof options, 1000000000, info.priority, 0};
         if (len == 1)
             continue; /* not answered */
         if (len == 3) { /* answered by one of four pages, and one that is of use for 50 ms */

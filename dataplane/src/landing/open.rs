@@ -92,37 +92,33 @@ impl Entries {
     ) -> u32 {
         let mut written = 0;
         while written < count {
-            let opened = self.write_open(queue, terms, memory, count - written, offset + written);
-            written += opened;
-            if opened == 0 {
-                let Some(start) = self.take_kept() else { break };
-                queue.write(offset + written, start - PACKET_HEADROOM);
-                self.aims.push_back(Aim {
-                    start,
-                    spare: true,
-                    ..Aim::skipped(NO_SESSION, 0, 0..0)
-                });
-                written += 1;
+            let offset = offset + written;
+            if let Some(region) = self.take_region(terms, memory, offset) {
+                written += self.write_open(queue, terms, region, count - written, offset);
+                continue;
             }
+            let Some(start) = self.take_kept() else { break };
+            queue.write(offset, start - PACKET_HEADROOM);
+            self.aims.push_back(Aim {
+                start,
+                spare: true,
+                ..Aim::skipped(NO_SESSION, 0, 0..0)
+            });
+            written += 1;
         }
         written
     }
 
-    /// Writes up to `count` open entries of one region, `offset` behind the last ones that were submitted. Gives how many there was memory for.
+    /// Writes up to `count` open entries of a region, `offset` behind the last ones that were submitted. Gives how many there were; what is left of the
+    /// region is for the next ones.
     fn write_open(
         &mut self,
         queue: &mut impl RxQueue,
         terms: &InboundTerms,
-        memory: &mut Memory<'_>,
+        mut region: Region,
         count: u32,
         offset: u32,
     ) -> u32 {
-        if !self.has_open_memory(terms, memory, offset) {
-            return 0;
-        }
-        let Some(mut region) = self.open.region.take() else {
-            return 0;
-        };
         let step = u64::from(region.layout.payload_len());
         let is_skipped =
             |start: u64| terms.caps.page_ends && crosses_huge_page(start - PACKET_HEADROOM, terms.chunk_len);
@@ -160,19 +156,21 @@ impl Entries {
         entries
     }
 
-    /// Whether there is memory for an open entry.
-    fn has_open_memory(&mut self, terms: &InboundTerms, memory: &mut Memory<'_>, offset: u32) -> bool {
+    /// Takes the region that the next open entries are of, if there is memory for one.
+    fn take_region(&mut self, terms: &InboundTerms, memory: &mut Memory<'_>, offset: u32) -> Option<Region> {
         if !memory.opens || memory.placing.is_some() {
-            return false;
+            return None;
         }
-        let layout = &terms.layout;
-        if let Some(other) = self.open.region.take_if(|region| region.layout != *layout) {
-            self.quarantine_until(other.zone, Left::GivenUp, self.posted + u64::from(offset));
+        match self.open.region.take() {
+            Some(region) if region.layout == terms.layout => Some(region),
+            other => {
+                if let Some(other) = other {
+                    let posted = self.posted + u64::from(offset);
+                    self.quarantine_until(other.zone, Left::GivenUp, posted);
+                }
+                self.open.begin(terms, memory)
+            }
         }
-        if self.open.region.is_none() {
-            self.open.region = self.open.begin(terms, memory);
-        }
-        self.open.region.is_some()
     }
 
     /// Open entries that are unused.
@@ -435,7 +433,8 @@ impl Sessions {
         }
         let kept = self.entries.spare.as_ref().map_or(0, |spare| spare.available());
         let is_sure = lap == 1 || kept >= room as usize;
-        let written = match is_sure && self.entries.has_open_memory(&terms, memory, 0) {
+        self.entries.open.region = self.entries.take_region(&terms, memory, 0);
+        let written = match is_sure && self.entries.has_region() {
             true => (self.entries).fill(queue, &terms, memory, room.min(wanted.next_multiple_of(lap)), 0),
             false => 0,
         };

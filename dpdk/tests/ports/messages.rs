@@ -1,7 +1,5 @@
 //! Messages between two ports.
 
-use std::time::{Duration, Instant};
-
 use lm_dataplane::{Delivery, EffectiveMode};
 
 use crate::bed::{A, B, Wire, carry};
@@ -19,13 +17,7 @@ fn messages_cross_both_ways_on_all_rings() {
     ];
     for (delivery, (ring, packed)) in ways.into_iter().zip([(128, 0), (128, 1), (256, 0), (256, 1)]) {
         let wire = Wire::new();
-        let began = Instant::now();
         let mut ends = wire.ends(&format!("queue_size={ring},packed_vq={packed}"));
-        assert!(
-            began.elapsed() < Duration::from_secs(6),
-            "open after {:?}",
-            began.elapsed()
-        );
         assert_eq!(ends[0].status().mode(), EffectiveMode::CopyPort);
         for to in [B, A] {
             let before = ends[1].counters().user_copied_bytes;
