@@ -288,6 +288,12 @@ impl Inbound {
         self.terms.goes_ahead && self.lands() && caps.capacity == 0
     }
 
+    /// The message that was announced while its packets were on the way, unannounced.
+    pub(super) fn overtaken(&self) -> Option<&Arriving> {
+        (self.order.next())
+            .filter(|next| next.has_facts && next.slots.posted == 0 && next.slots.zone.is_none())
+    }
+
     /// Whether message `number` is the next one, and known from now on. `len` bytes of its fragment `index`, where that is said, lie at UMEM address
     /// `payload`; that fragment is its last, which travels first, and ends with its facts.
     fn learn(
@@ -298,7 +304,13 @@ impl Inbound {
         umem: &Umem,
         now_ns: u64,
     ) -> bool {
-        if !self.terms.goes_ahead || number != self.order.announced() || len < Facts::LEN as u64 {
+        let overtaken = self.overtaken().filter(|message| message.number == number);
+        let (is_known, base) = (
+            overtaken.is_some(),
+            overtaken.map_or(self.order.packets(), |message| message.base),
+        );
+        let is_next = is_known || number == self.order.announced();
+        if !self.terms.goes_ahead || !is_next || len < Facts::LEN as u64 {
             return false;
         }
         let mut bytes = [0; Facts::LEN];
@@ -313,14 +325,14 @@ impl Inbound {
             && index.is_none_or(|index| index == last)
             && len == u64::from(geometry.fragment_len(last))
             && last < self.terms.window.fragments()
-            && facts.sent.get() == self.order.packets() as u32;
+            && facts.sent.get() == base as u32;
         let about = About {
             len: facts.len.get(),
             tag: facts.tag.get(),
             words: Words::NONE,
             has_facts: true,
         };
-        if !is_its || (self.announce(number, &about, Release::Whole, now_ns)).is_err() {
+        if !is_its || (!is_known && self.announce(number, &about, Release::Whole, now_ns).is_err()) {
             return false;
         }
         if let Some(at) = self.order.position_of(number) {

@@ -61,7 +61,8 @@ impl Sessions {
             care.take_for(at, aim, (start, len), packets_before, umem, now_ns);
             care.land_whole();
         } else {
-            let next = (inbound.row(), inbound.order.announced(), None);
+            let number = (inbound.overtaken()).map_or(inbound.order.announced(), |message| message.number);
+            let next = (inbound.row(), number, None);
             match self.claim(aim, next, (start, len), (umem, memory), now_ns) {
                 Some(claimed) => self.take_first(&claimed, (start, len), umem, now_ns),
                 None => self.take_unexpected(next.0, (start, len), umem, now_ns),

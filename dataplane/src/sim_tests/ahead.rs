@@ -210,6 +210,26 @@ fn credit_goes_no_further_than_entries() {
     }
 }
 
+/// An application that was away finds a message's packets together with its announcement, by which its sender asked what became of them.
+#[test]
+fn what_is_announced_as_well_is_where_it_landed() {
+    for device in DEVICES.into_iter().skip(1) {
+        let (mut bed, peers) = exchanging(&on(device));
+        for number in 0..20 {
+            round_trip(&mut bed, peers, 7168);
+            bed.send(0, peers[0], &noise(number, 20_000), number);
+            bed.alone(0, 2000);
+            let message = bed.recv(1);
+            assert!(message[..] == noise(number, 20_000)[..], "{number}");
+        }
+        let counters = bed.hosts[1].counters;
+        let again = (counters.fragments_requested, counters.fragments_one_copy);
+        assert_eq!(again, (0, 0), "{device:?} {counters:?}");
+        assert_eq!(counters.messages_ahead, 40, "{device:?} {counters:?}");
+        end(&mut bed);
+    }
+}
+
 /// Each mistake at the rules of messages ahead breaks what a test looks at.
 #[test]
 fn mistakes_are_found() {
