@@ -69,7 +69,11 @@ fn check_round(row: &Row, round: &Round, at: u32) {
     }
     if row.system.starts_with("lm") && row.what == What::Stream {
         assert_eq!(round.copied_bytes_per_message, [0.0, 0.0], "{row:?}");
-        assert!(round.wakeups_per_message[0] > 0.0, "{row:?}");
+        // Beside other work an end may not run for the whole of a round.
+        assert!(
+            row.rounds.iter().any(|round| round.wakeups_per_message[0] > 0.0),
+            "{row:?}"
+        );
     }
 }
 
@@ -127,7 +131,7 @@ fn compare_measures_everybody_in_turns() {
     }
     assert!(measured(What::Stream, "udp-gso"), "{:?}", report.absent);
     for system in ["lm", "udp-spinning"] {
-        assert!(measured(What::Beside, system), "{system}: {:?}", report.absent);
+        assert!(measured(What::Beside, system), "{system}: {:?}", report.failures);
     }
     let ratios = |against: &str| {
         report
