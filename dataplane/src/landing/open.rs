@@ -304,12 +304,9 @@ impl Inbound {
         umem: &Umem,
         now_ns: u64,
     ) -> bool {
-        let overtaken = self.overtaken().filter(|message| message.number == number);
-        let (is_known, base) = (
-            overtaken.is_some(),
-            overtaken.map_or(self.order.packets(), |message| message.base),
-        );
-        let is_next = is_known || number == self.order.announced();
+        let known = self.overtaken().filter(|message| message.number == number);
+        let known = known.map(|message| (message.base, message.len));
+        let is_next = known.is_some() || number == self.order.announced();
         if !self.terms.goes_ahead || !is_next || len < Facts::LEN as u64 {
             return false;
         }
@@ -325,14 +322,15 @@ impl Inbound {
             && index.is_none_or(|index| index == last)
             && len == u64::from(geometry.fragment_len(last))
             && last < self.terms.window.fragments()
-            && facts.sent.get() == base as u32;
+            && facts.sent.get() == known.map_or(self.order.packets(), |(base, _)| base) as u32
+            && known.is_none_or(|(_, len)| len == facts.len.get());
         let about = About {
             len: facts.len.get(),
             tag: facts.tag.get(),
             words: Words::NONE,
             has_facts: true,
         };
-        if !is_its || (!is_known && self.announce(number, &about, Release::Whole, now_ns).is_err()) {
+        if !is_its || (known.is_none() && self.announce(number, &about, Release::Whole, now_ns).is_err()) {
             return false;
         }
         if let Some(at) = self.order.position_of(number) {
