@@ -417,14 +417,16 @@ impl Sessions {
         Some((inbound.terms.peer.index, std::mem::take(&mut inbound.credit)))
     }
 
-    /// Whether the sender in a row may send what it has not announced.
+    /// Whether the sender in a row may send what it has not announced: nothing that others announced is under way, whose entries that would use.
     pub(super) fn may_go_ahead(&self, inbound: &Inbound) -> bool {
-        self.taken().count() == 1 && inbound.goes_ahead() && inbound.opens
+        let is_under_way = |other: &Inbound| other.lands() && other.left() > 0;
+        inbound.goes_ahead() && inbound.opens && !self.others(inbound.row()).any(is_under_way)
     }
 
-    /// Opens entries behind a short message that came alone.
+    /// Opens entries behind a short message that came alone, and last.
     pub(super) fn open(&mut self, queue: &mut impl RxQueue, memory: &mut Memory<'_>) -> u32 {
-        let Some(inbound) = self.taken().next().and_then(|row| self.at(row)) else {
+        let landing = self.iter().filter(|inbound| inbound.lands());
+        let Some(inbound) = landing.max_by_key(|inbound| inbound.progress.last_ns()) else {
             return 0;
         };
         let opens = memory.opens && memory.placing.is_none() && self.may_go_ahead(inbound);

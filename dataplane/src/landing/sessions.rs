@@ -397,7 +397,7 @@ impl Sessions {
 
     /// The sessions but the one in `row`.
     #[inline]
-    fn others(&self, row: u8) -> impl Iterator<Item = &Inbound> {
+    pub(super) fn others(&self, row: u8) -> impl Iterator<Item = &Inbound> {
         Taken(self.present & !(1 << row)).filter_map(|row| self.at(row))
     }
 
@@ -453,9 +453,10 @@ impl Sessions {
     /// Unused entries that packets of the session in `row` will meet: all but as many as the others may still send, if they do.
     fn entries_for(&self, row: u8) -> u32 {
         let expected = |inbound: &Inbound| {
-            serial::distance(inbound.progress.accepted_packets(), inbound.told.allowed).max(0)
+            let allowed = serial::distance(inbound.progress.accepted_packets(), inbound.told.allowed);
+            (allowed.max(0) as u64).min(inbound.left())
         };
-        let theirs: i32 = (self
+        let theirs: u64 = (self
             .others(row)
             .filter(|inbound| inbound.lands() && !inbound.told.is_silent))
         .map(expected)
@@ -482,7 +483,7 @@ impl Sessions {
         if !inbound.lands() {
             return accepted.wrapping_add(provided.min(on_the_way) as u32);
         }
-        if self.turn != Some(row) {
+        if self.turn != Some(row) && !self.may_go_ahead(inbound) {
             return inbound.told.allowed;
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
