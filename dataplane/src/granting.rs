@@ -354,6 +354,14 @@ impl<P: Port> Engine<P> {
         let terms = self.inbound_terms(peer, request, granted, integrity, admission);
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        let meets_open = terms.caps.witness && landing.sessions.entries.standing() > 0;
+        let registered_len = landing.registered_len;
+        if meets_open
+            && request.wire == Wire::IpFrag
+            && let Err(error) = self.rebuild_under_sessions(registered_len)
+        {
+            tracing::debug!("its first message is lost in open entries: {error}");
+        }
         let peer = self.peers.at(index);
         peer.inbound += 1;
         peer.uncompleted_max = request.uncompleted_max;

@@ -63,7 +63,7 @@ pub(crate) struct ArrivalCounters {
     pub(crate) landed: u64,
     /// Of these, the ones of messages or sessions that are settled.
     pub(crate) stale: u64,
-    /// Fragments that the gate accepted and that could not be believed.
+    /// Fragments that the gate accepted and that could not be believed, or kept.
     pub(crate) discarded: u64,
     /// Times that there was no memory for open entries.
     pub(crate) open_refused: u64,

@@ -417,10 +417,12 @@ impl Sessions {
         Some((inbound.terms.peer.index, std::mem::take(&mut inbound.credit)))
     }
 
-    /// Whether the sender in a row may send what it has not announced: nothing that others announced is under way, whose entries that would use.
+    /// Whether the sender in a row may send what it has not announced: nothing that others announced is under way, whose entries that would use,
+    /// nor has any session packets that are cut otherwise.
     pub(super) fn may_go_ahead(&self, inbound: &Inbound) -> bool {
-        let is_under_way = |other: &Inbound| other.lands() && other.left() > 0;
-        inbound.goes_ahead() && inbound.opens && !self.others(inbound.row()).any(is_under_way)
+        let layout = inbound.terms.layout;
+        let hinders = |other: &Inbound| other.lands() && (other.left() > 0 || other.terms.layout != layout);
+        inbound.goes_ahead() && inbound.opens && !self.others(inbound.row()).any(hinders)
     }
 
     /// Opens entries behind a short message that came alone, and last.

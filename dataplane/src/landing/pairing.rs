@@ -73,7 +73,13 @@ impl Sessions {
         let end = message.base + u64::from(position) + 1;
         inbound.progress.accept((entry.message, position), end, now_ns);
         inbound.astray.has_landed();
-        let arrival = message.gaps.arrivals.take(position);
+        // An IP fragment's header is shorter than others' slots are made for: the packet behind it lies on its first bytes.
+        if inbound.terms.layout.wire() == Wire::IpFrag && aim.owner != inbound.owner() {
+            inbound.places.trouble();
+            self.arrivals.discarded += 1;
+            return self.used(aim, false, (start, len), entry, umem, burst);
+        }
+        let arrival = inbound.order.at_mut(at).gaps.arrivals.take(position);
         let is_for = (aim.owner, aim.number, aim.position) == (inbound.owner(), entry.message, position);
         let in_place = is_for && !aim.spare;
         let valid = in_place && arrival != Arrival::Duplicate;

@@ -481,7 +481,12 @@ impl Sessions {
             .saturating_sub(inbound.progress.accepted());
         let on_the_way = u64::from(inbound.pace.on_the_way());
         if !inbound.lands() {
-            return accepted.wrapping_add(provided.min(on_the_way) as u32);
+            let unannounced = if self.may_go_ahead(inbound) {
+                UNPOSTED_AHEAD
+            } else {
+                0
+            };
+            return accepted.wrapping_add(provided.max(unannounced).min(on_the_way) as u32);
         }
         if self.turn != Some(row) && !self.may_go_ahead(inbound) {
             return inbound.told.allowed;
