@@ -244,7 +244,6 @@ impl KernelNic {
                 false if self.mode == ModeRequest::ZeroCopy => BindMode::ZeroCopy,
                 false => BindMode::Copy,
             },
-            need_wakeup: true,
         };
         let options = XskOptions {
             multi_buffer: self.multi_buffer,

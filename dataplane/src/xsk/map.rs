@@ -2,17 +2,13 @@
 
 use super::{Rings, XskConfig, XskError};
 use crate::ring::{Consumer, Descriptor, Producer, RingMemory, RingOffsets};
-use crate::sockopt;
-use std::io;
+use crate::{memory, sockopt};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub(super) fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskError> {
-    sockopt::get(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS).map_err(|source| XskError::System {
-        call: "getsockopt(XDP_MMAP_OFFSETS)",
-        source,
-    })
+    sockopt::get(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
+        .map_err(|error| XskError::system("getsockopt(XDP_MMAP_OFFSETS)", error))
 }
 
 pub(super) fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
@@ -72,26 +68,10 @@ pub(super) fn map_ring(
         entries: ring.desc as usize,
     };
     let map_len = offsets.entries + len as usize * entry_len;
-    // SAFETY: a shared mapping at an address of the kernel's choice touches no existing memory. MAP_POPULATE saves the
-    // page faults on the data path.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            map_len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_POPULATE,
-            fd.as_raw_fd(),
-            page_offset as libc::off_t,
-        )
-    };
-    let failed = |source| XskError::System {
-        call: "mmap of an AF_XDP ring",
-        source,
-    };
-    if base == libc::MAP_FAILED {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    let base = NonNull::new(base.cast()).ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+    // MAP_POPULATE saves the page faults on the data path.
+    let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+    let base = memory::map(map_len, flags, fd.as_raw_fd(), page_offset as libc::off_t)
+        .map_err(|error| XskError::system("mmap of an AF_XDP ring", error))?;
     // SAFETY: mmap just returned this range, and nobody else knows it.
     let memory = unsafe { RingMemory::from_socket(base, map_len) };
     Ok((Arc::new(memory), offsets))

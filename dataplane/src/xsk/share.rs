@@ -3,8 +3,10 @@
 //! Both use the same memory and the same fill and completion ring (`XDP_SHARED_UMEM`); a program decides which socket a
 //! packet goes to. The bind mode and the layout are the first socket's: the kernel takes no flags here.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
+
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 
 use super::map::{map_ring, ring_offsets};
 use super::{Xsk, XskError, allow_packets_in_flight, bind_to, open_socket, set_ring_len};
@@ -57,14 +59,9 @@ impl Xsk {
             }
         };
         allow_packets_in_flight(&fd);
-        let address = libc::sockaddr_xdp {
-            sxdp_family: libc::AF_XDP as u16,
-            sxdp_flags: libc::XDP_SHARED_UMEM,
-            sxdp_ifindex: self.interface_index,
-            sxdp_queue_id: self.queue,
-            sxdp_shared_umem_fd: self.fd.as_raw_fd() as u32,
-        };
-        bind_to(&fd, &address, self.zero_copy)?;
+        let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
+        let address = SocketAddrXdp::new(flags, self.interface_index, self.queue);
+        bind_to(&fd, address, self.fd.as_fd(), self.zero_copy)?;
         let xsk = Xsk {
             fd,
             _mapping: Arc::clone(&self._mapping),
