@@ -145,7 +145,7 @@ mod sim_tests;
 )]
 mod simnic;
 mod small;
-mod sockopt;
+pub mod sockopt;
 mod stewarded;
 mod stream;
 mod telling;
