@@ -1,7 +1,7 @@
 //! The rings of a socket are mapped.
 
 use super::{Rings, XskConfig, XskError};
-use crate::ring::{Consumer, Descriptor, Producer, RingMemory, RingOffsets};
+use crate::ring::{Consumer, Producer, RingKind, RingMemory, RingOffsets};
 use crate::{memory, sockopt};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -13,48 +13,44 @@ pub(super) fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskEr
 
 pub(super) fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
     let offsets = ring_offsets(fd)?;
-    let (descriptor_len, address_len) = (size_of::<Descriptor>(), size_of::<u64>());
-    let (fill, fill_at) = map_ring(
-        fd,
+    let (fill, completion) = (
         libc::XDP_UMEM_PGOFF_FILL_RING,
-        &offsets.fr,
-        address_len,
-        config.fill_len,
-    )?;
-    let (completion, completion_at) = map_ring(
-        fd,
         libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-        &offsets.cr,
-        address_len,
-        config.completion_len,
-    )?;
-    let (rx, rx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_RX_RING as u64,
-        &offsets.rx,
-        descriptor_len,
-        config.rx_len,
-    )?;
-    let (tx, tx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_TX_RING as u64,
-        &offsets.tx,
-        descriptor_len,
-        config.tx_len,
-    )?;
-    // SAFETY: the kernel laid the rings out as it said in XDP_MMAP_OFFSETS, with the lengths set before; each ring was
-    // mapped once, so these are the only ends of this program.
-    unsafe {
-        Ok(Rings {
-            fill: Producer::new(fill, fill_at, config.fill_len),
-            rx: Consumer::new(rx, rx_at, config.rx_len),
-            tx: Producer::new(tx, tx_at, config.tx_len),
-            completion: Consumer::new(completion, completion_at, config.completion_len),
-        })
-    }
+    );
+    Ok(Rings {
+        fill: producer(fd, fill, &offsets.fr, config.fill_len)?,
+        completion: consumer(fd, completion, &offsets.cr, config.completion_len)?,
+        rx: consumer(fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, config.rx_len)?,
+        tx: producer(fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, config.tx_len)?,
+    })
 }
 
-pub(super) fn map_ring(
+/// This program's end of a ring to produce for, which is mapped once.
+pub(super) fn producer<K: RingKind>(
+    fd: &OwnedFd,
+    page_offset: u64,
+    ring: &libc::xdp_ring_offset,
+    len: u32,
+) -> Result<Producer<K>, XskError> {
+    let (memory, offsets) = map_ring(fd, page_offset, ring, size_of::<K::Entry>(), len)?;
+    // SAFETY: the kernel laid the ring out as it said in XDP_MMAP_OFFSETS, with the length set before; it is mapped
+    // once, so this is the only end of this program.
+    Ok(unsafe { Producer::new(memory, offsets, len) })
+}
+
+/// This program's end of a ring to consume from, which is mapped once.
+pub(super) fn consumer<K: RingKind>(
+    fd: &OwnedFd,
+    page_offset: u64,
+    ring: &libc::xdp_ring_offset,
+    len: u32,
+) -> Result<Consumer<K>, XskError> {
+    let (memory, offsets) = map_ring(fd, page_offset, ring, size_of::<K::Entry>(), len)?;
+    // SAFETY: as in `producer`.
+    Ok(unsafe { Consumer::new(memory, offsets, len) })
+}
+
+fn map_ring(
     fd: &OwnedFd,
     page_offset: u64,
     ring: &libc::xdp_ring_offset,
