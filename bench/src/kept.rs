@@ -4,32 +4,17 @@
 use std::io;
 
 use lm_cards::Interface;
-use lm_dataplane::{Deferral, Napi, Setting};
-
-/// A hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs the instance again. LM's own values.
-const KEPT: Deferral = Deferral {
-    hard_irqs: 200,
-    timeout_ns: 1_000_000,
-};
+use lm_dataplane::{Deferral, Instance, Napi};
 
 /// An instance whose interrupts are deferred until this is dropped.
-pub(crate) struct Kept {
-    napi: Napi,
-    leave: Setting,
-}
+pub(crate) struct Kept(Instance);
 
 impl Kept {
     /// The instance with this id (`SO_INCOMING_NAPI_ID`). Needs Linux 6.14 and `CAP_NET_ADMIN`.
     pub(crate) fn new(id: u32) -> io::Result<Kept> {
-        let napi = Napi::new(id)?;
-        let before = match napi.deferral()? {
-            // Left by a program that was killed.
-            KEPT => Deferral::default(),
-            before => before,
-        };
-        napi.set(&napi.setting(KEPT))?;
-        let leave = napi.setting(before);
-        Ok(Kept { napi, leave })
+        let instance = Instance::new(id)?;
+        instance.set(true)?;
+        Ok(Kept(instance))
     }
 }
 
@@ -40,7 +25,7 @@ pub(crate) fn give_back(interface: &str) {
     for id in ids.into_iter().flatten().flatten() {
         // An instance may go with an XDP program meanwhile.
         let Ok(napi) = Napi::new(id) else { continue };
-        if napi.deferral().is_ok_and(|deferral| deferral == KEPT) {
+        if napi.deferral().is_ok_and(|deferral| deferral == Deferral::KEPT) {
             let _gone = napi.set(&napi.setting(Deferral::default()));
         }
     }
@@ -49,6 +34,6 @@ pub(crate) fn give_back(interface: &str) {
 impl Drop for Kept {
     fn drop(&mut self) {
         // The instance may have gone with the XDP program for which it was made.
-        let _gone = self.napi.set(&self.leave);
+        let _gone = self.0.set(false);
     }
 }

@@ -35,18 +35,13 @@ fn of(errno: i32, error: &dyn Error) -> Failure {
 
 /// The errno of a system call somewhere below an error.
 fn below(error: &(dyn Error + 'static)) -> i32 {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return match (error.raw_os_error(), error.kind()) {
-                (Some(errno), _) => errno,
-                (None, io::ErrorKind::OutOfMemory) => libc::ENOMEM,
-                (None, _) => libc::EIO,
-            };
-        }
-        next = error.source();
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    let found = causes.find_map(|error| error.downcast_ref::<io::Error>());
+    match found.map(|error| (error.raw_os_error(), error.kind())) {
+        Some((Some(errno), _)) => errno,
+        Some((None, io::ErrorKind::OutOfMemory)) => libc::ENOMEM,
+        _ => libc::EIO,
     }
-    libc::EIO
 }
 
 fn of_interface(error: &InterfaceError) -> i32 {

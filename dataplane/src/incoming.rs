@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lm_protocol::streaming::{Ending, NotValid, Shown};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 
 use crate::completion::PeerId;
 use crate::release::{Loaned, Released};
@@ -74,9 +76,7 @@ impl Reading {
         // Sequentially consistent, as in `wait`: either the news are seen there, or who waits is seen here.
         self.news.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the word lives as long as `self`; of it the kernel takes the address alone (futex(2)).
-            unsafe { libc::syscall(libc::SYS_futex, self.news.as_ptr(), operation, i32::MAX) };
+            let _ = futex::wake(&self.news, futex::Flags::PRIVATE, i32::MAX as u32);
         }
     }
 
@@ -92,21 +92,9 @@ impl Reading {
             if shown_to > from || has_ended || left.is_zero() {
                 break shown_to;
             }
-            let left = libc::timespec {
-                tv_sec: left.as_secs().min(u32::MAX.into()) as _,
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the word lives as long as `self`, the time as long as the call, and the kernel writes neither (futex(2)).
-            unsafe {
-                libc::syscall(
-                    libc::SYS_futex,
-                    self.news.as_ptr(),
-                    operation,
-                    news,
-                    &raw const left,
-                )
-            };
+            // Longer than the clock goes: without a limit.
+            let left = Timespec::try_from(left).ok();
+            let _ = futex::wait(&self.news, futex::Flags::PRIVATE, news, left.as_ref());
         };
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         shown_to

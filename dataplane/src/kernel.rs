@@ -9,13 +9,16 @@ use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lm_cards::Steering;
 use lm_ebpf::{AttachMode, Gate, GateConfig, Log, Verdict};
 use lm_protocol::landing::SessionAdmission;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::daemon::Daemon;
 use crate::daemon::ipc::Joined;
@@ -95,7 +98,13 @@ pub struct KernelNic {
     /// Ends waits, if one was asked for.
     waker: Option<Arc<Waker>>,
     /// For poll(2): the UDP sockets and each channel's socket.
-    poll: Vec<libc::pollfd>,
+    poll: Vec<PollFd<'static>>,
+}
+
+/// An entry of that list, which is written anew whenever a socket in it was opened or closed.
+fn polled(fd: &impl AsRawFd) -> PollFd<'static> {
+    // SAFETY: it is open when the list is read.
+    PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }, PollFlags::IN)
 }
 
 impl fmt::Debug for KernelNic {
@@ -173,25 +182,20 @@ impl KernelNic {
 
     fn list_descriptors(&mut self) {
         self.poll.clear();
-        let entry = |fd: &dyn AsRawFd| libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
         if self.side.udp.has_control() {
-            self.poll.push(entry(&self.side.udp.fd(Socket::Control)));
+            self.poll.push(polled(&self.side.udp.fd(Socket::Control)));
         }
-        self.poll.push(entry(&self.side.udp.fd(Socket::Data)));
+        self.poll.push(polled(&self.side.udp.fd(Socket::Data)));
         for open in self
             .channels
             .iter()
             .flatten()
             .filter(|open| open.role != Role::SendOnly)
         {
-            self.poll.push(entry(&open.xsk.as_fd()));
+            self.poll.push(polled(&open.xsk.as_fd()));
         }
         if let Some(waker) = &self.waker {
-            self.poll.push(entry(&waker.as_fd()));
+            self.poll.push(polled(&waker.as_fd()));
         }
         if let Some(epoll) = self.epoll.get() {
             self.watch(epoll);
@@ -200,13 +204,8 @@ impl KernelNic {
 
     fn watch(&self, epoll: &OwnedFd) {
         for entry in &self.poll {
-            let mut event = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: 0,
-            };
             // Closed sockets leave by themselves; one that is in already says EEXIST, which is as good.
-            // SAFETY: both descriptors are open and the event is live.
-            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, entry.fd, &raw mut event) };
+            let _ = epoll::add(epoll, entry, EventData::new_u64(0), EventFlags::IN);
         }
     }
 
@@ -244,7 +243,6 @@ impl KernelNic {
                 false if self.mode == ModeRequest::ZeroCopy => BindMode::ZeroCopy,
                 false => BindMode::Copy,
             },
-            need_wakeup: true,
         };
         let options = XskOptions {
             multi_buffer: self.multi_buffer,
@@ -357,7 +355,7 @@ impl AsFd for KernelNic {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll
             .get_or_init(|| {
-                let epoll = new_epoll().expect("a descriptor for an epoll instance");
+                let epoll = epoll::create(CreateFlags::CLOEXEC).expect("a descriptor for an epoll instance");
                 self.watch(&epoll);
                 epoll
             })
@@ -372,16 +370,6 @@ fn attach_mode(mode: ModeRequest) -> AttachMode {
         ModeRequest::ZeroCopy | ModeRequest::Copy => AttachMode::Native,
         ModeRequest::Generic => AttachMode::Generic,
     }
-}
-
-fn new_epoll() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; a descriptor that is not negative is new and ours.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 impl Bell for Arc<Xsk> {
@@ -531,46 +519,26 @@ impl Port for KernelNic {
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
+        // Longer than the clock goes: without a limit.
+        let timeout = Timespec::try_from(timeout).ok();
         // The daemon's descriptor comes and goes with it; it is not for the epoll instance, so whoever waits on that hears of news later.
         let sockets = self.poll.len();
         if let Authority::Daemon(steward) = &self.authority
             && let Some(fd) = steward.daemon.client().raw_fd()
         {
-            let events = libc::POLLIN;
-            self.poll.push(libc::pollfd {
-                fd,
-                events,
-                revents: 0,
-            });
+            self.poll.push(polled(&fd));
         }
-        // SAFETY: the list is live and of the length given; the timeout is a live local; no signal mask is given.
-        let ready = unsafe {
-            libc::ppoll(
-                self.poll.as_mut_ptr(),
-                self.poll.len() as libc::nfds_t,
-                &raw const timeout,
-                std::ptr::null(),
-            )
-        };
-        let error = io::Error::last_os_error();
+        let ready = poll(&mut self.poll, timeout.as_ref());
         if self.poll.len() > sockets
             && let Some(entry) = self.poll.pop()
-            && entry.revents != 0
+            && !entry.revents().is_empty()
             && let Authority::Daemon(steward) = &mut self.authority
         {
             steward.daemon.client().hint();
         }
-        if ready >= 0 {
-            return Ok(ready > 0);
-        }
-        if error.kind() == io::ErrorKind::Interrupted {
-            Ok(false)
-        } else {
-            Err(error)
+        match ready {
+            Err(Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
         }
     }
 

@@ -19,7 +19,7 @@
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -155,22 +155,8 @@ impl Mapping {
         if len == 0 || len > isize::MAX as u64 {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base: NonNull<u8> =
-            NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let base = map(len as usize, flags, file.as_raw_fd(), 0)?;
         // SAFETY: the range just mapped; advice only, so the result is not looked at.
         unsafe { libc::madvise(base.as_ptr().cast(), len as usize, libc::MADV_HUGEPAGE) };
         Ok(Mapping {
@@ -360,17 +346,19 @@ fn map_huge(len: u64, reserved_len: u64) -> io::Result<Mapping> {
 }
 
 fn map_anonymous(len: u64, extra_flags: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags,
-            -1,
-            0,
-        )
-    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags;
+    map(len as usize, flags, -1, 0)
+}
+
+/// Maps `len` bytes that can be read and written. Unmapping them is the caller's.
+///
+/// # Errors
+///
+/// What mmap(2) says.
+pub fn map(len: usize, flags: libc::c_int, fd: RawFd, offset: libc::off_t) -> io::Result<NonNull<u8>> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, fd, offset) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

@@ -31,6 +31,15 @@ pub struct Deferral {
     pub timeout_ns: u64,
 }
 
+impl Deferral {
+    /// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the
+    /// kernel runs it again. Longer than two budgets of packets take, because a timer that ends during a poll is lost.
+    pub const KEPT: Deferral = Deferral {
+        hard_irqs: 200,
+        timeout_ns: 1_000_000,
+    };
+}
+
 /// A deferral for one instance, ready to be set.
 #[derive(Clone, Debug)]
 pub struct Setting(Vec<u8>);
@@ -124,6 +133,46 @@ impl Napi {
     /// What the kernel answers: `EPERM` without `CAP_NET_ADMIN`, `EOPNOTSUPP` before Linux 6.14.
     pub fn set(&self, setting: &Setting) -> io::Result<()> {
         self.family.order(&setting.0)
+    }
+}
+
+/// An instance, and what keeps it and leaves it as it was.
+#[derive(Debug)]
+pub struct Instance {
+    napi: Napi,
+    keep: Setting,
+    leave: Setting,
+}
+
+impl Instance {
+    /// The instance with this id; it is left as it is now.
+    ///
+    /// # Errors
+    /// Those of [`Napi::new`] and [`Napi::deferral`].
+    pub fn new(id: u32) -> io::Result<Instance> {
+        let napi = Napi::new(id)?;
+        let before = match napi.deferral()? {
+            // Left by a program that was killed.
+            Deferral::KEPT => Deferral::default(),
+            before => before,
+        };
+        Ok(Instance::of(napi, before))
+    }
+
+    pub(crate) fn of(napi: Napi, before: Deferral) -> Instance {
+        Instance {
+            keep: napi.setting(Deferral::KEPT),
+            leave: napi.setting(before),
+            napi,
+        }
+    }
+
+    /// Keeps it, or leaves it as it was. Allocates nothing.
+    ///
+    /// # Errors
+    /// Those of [`Napi::set`].
+    pub fn set(&self, keep: bool) -> io::Result<()> {
+        self.napi.set(if keep { &self.keep } else { &self.leave })
     }
 }
 

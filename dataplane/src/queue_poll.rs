@@ -14,9 +14,9 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use crate::napi::{Deferral, Napi, Setting};
+use crate::napi::Instance;
 use crate::sockopt;
 
 /// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
@@ -29,13 +29,6 @@ const BUDGET: libc::c_int = 128;
 /// Packets that a wake-up may take as it sends: what a driver takes at a time (`NAPI_POLL_WEIGHT`).
 const PACKETS_OF_A_CALL: libc::c_int = 64;
 
-/// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs it
-/// again. Longer than two budgets of packets take, because a timer that ends during a poll is lost.
-const KEPT: Deferral = Deferral {
-    hard_irqs: 200,
-    timeout_ns: 1_000_000,
-};
-
 /// A UDP socket on an ephemeral port whose only use is to know a NAPI instance.
 pub(crate) struct QueuePoller {
     socket: UdpSocket,
@@ -43,13 +36,6 @@ pub(crate) struct QueuePoller {
     /// The instance, once it was looked for, or why it cannot be kept.
     instance: Option<io::Result<Instance>>,
     kept: bool,
-}
-
-/// An instance, and what keeps it and leaves it as it was.
-struct Instance {
-    napi: Napi,
-    keep: Setting,
-    leave: Setting,
 }
 
 impl QueuePoller {
@@ -98,15 +84,12 @@ impl QueuePoller {
     #[cold]
     fn set(&mut self, keep: bool) {
         if self.instance.is_none() && self.ready {
-            self.instance = Some(self.find());
+            self.instance = Some(self.napi_id().and_then(|id| Instance::new(id as u32)));
         }
         let Some(Ok(instance)) = &self.instance else {
             return;
         };
-        match instance
-            .napi
-            .set(if keep { &instance.keep } else { &instance.leave })
-        {
+        match instance.set(keep) {
             Ok(()) => {
                 self.kept = keep;
                 if !keep {
@@ -125,37 +108,15 @@ impl QueuePoller {
         }
     }
 
-    fn find(&self) -> io::Result<Instance> {
-        let napi = Napi::new(self.napi_id()? as u32)?;
-        let before = match napi.deferral()? {
-            // Left by a program that was killed.
-            KEPT => Deferral::default(),
-            before => before,
-        };
-        Ok(Instance {
-            keep: napi.setting(KEPT),
-            leave: napi.setting(before),
-            napi,
-        })
-    }
-
     /// Runs the queue's NAPI instance once, if it is known.
     #[inline]
     pub(crate) fn poll(&self) {
         if !self.ready {
             return;
         }
-        let mut byte = 0u8;
-        // SAFETY: the descriptor is open and the one byte is live. Nothing is expected to be read: a non-blocking
-        // read of an empty queue busy-polls once (`sk_busy_loop` in __skb_recv_udp, net/ipv4/udp.c).
-        unsafe {
-            libc::recv(
-                self.socket.as_raw_fd(),
-                (&raw mut byte).cast(),
-                1,
-                libc::MSG_DONTWAIT | libc::MSG_TRUNC,
-            )
-        };
+        // Nothing is expected to be read: a non-blocking read of an empty queue busy-polls once (`sk_busy_loop` in
+        // __skb_recv_udp, net/ipv4/udp.c).
+        let _ = self.socket.recv(&mut [0]);
     }
 
     fn napi_id(&self) -> io::Result<libc::c_int> {
@@ -172,8 +133,12 @@ impl Drop for QueuePoller {
 /// Has calls of a socket that find nothing run its NAPI instance once, and take `budget` packets at most.
 ///
 /// Of an AF_XDP socket each wake-up does, and wakes its driver no more (`xsk_no_wakeup` in net/xdp/xsk.c). It knows the instance of its receive
-/// queue alone. In zero-copy mode that must be its transmit queue's too ([`Napi::shared_by`]), or nothing is ever sent.
-pub(crate) fn prefer_busy_polling(socket: &impl AsFd, budget: libc::c_int) -> io::Result<()> {
+/// queue alone. In zero-copy mode that must be its transmit queue's too (`Napi::shared_by`), or nothing is ever sent.
+///
+/// # Errors
+///
+/// What setsockopt(2) says: `EPERM` without `CAP_NET_ADMIN`, or a kernel before 5.11.
+pub fn prefer_busy_polling(socket: &impl AsFd, budget: libc::c_int) -> io::Result<()> {
     let set = |option, value| sockopt::set(socket, libc::SOL_SOCKET, option, &value);
     set(libc::SO_PREFER_BUSY_POLL, 1)?;
     set(libc::SO_BUSY_POLL, BUSY_POLL_US)?;
@@ -194,16 +159,13 @@ pub(crate) fn send_in_calls(socket: &impl AsFd, shared: io::Result<Option<u32>>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::napi::{Deferral, Napi};
 
     /// Its instance has gone, and a kernel before 6.14 refuses as well.
     #[test]
     fn an_instance_that_cannot_be_kept_is_left_alone() {
         let napi = Napi::new(u32::MAX).expect("Linux 6.7");
-        let instance = Instance {
-            keep: napi.setting(KEPT),
-            leave: napi.setting(Deferral::default()),
-            napi,
-        };
+        let instance = Instance::of(napi, Deferral::default());
         let mut poller = QueuePoller {
             socket: UdpSocket::bind("127.0.0.1:0").unwrap(),
             ready: true,

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 ///
 /// # Safety
 /// Any bytes are a value.
-pub(crate) unsafe trait Plain {}
+pub unsafe trait Plain {}
 
 // SAFETY: integers.
 unsafe impl Plain for libc::c_int {}
@@ -27,7 +27,7 @@ unsafe impl Plain for libc::xdp_statistics {}
 ///
 /// # Errors
 /// What getsockopt(2) says; `ENOPROTOOPT` where the kernel's option is shorter: that of an earlier version.
-pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, option: libc::c_int) -> io::Result<T> {
+pub fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, option: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as libc::socklen_t;
     let (fd, to) = (socket.as_fd().as_raw_fd(), value.as_mut_ptr().cast());
@@ -45,12 +45,7 @@ pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, option: libc:
 ///
 /// # Errors
 /// What setsockopt(2) says.
-pub(crate) fn set<T>(
-    socket: impl AsFd,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &T,
-) -> io::Result<()> {
+pub fn set<T>(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     let (fd, from) = (socket.as_fd().as_raw_fd(), (&raw const *value).cast());
     // SAFETY: the value is a live `T` of the length given; the kernel reads it only.
     match unsafe { libc::setsockopt(fd, level, option, from, size_of::<T>() as libc::socklen_t) } {

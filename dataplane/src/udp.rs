@@ -10,6 +10,8 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use lm_protocol::wire::lm::dscp_ecn;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use rustix::net::sockopt::set_ip_tos;
 
 use crate::memory::Umem;
@@ -53,28 +55,21 @@ impl UdpPair {
         if port == u16::MAX {
             return Err(UdpError::NoControlPort);
         }
-        if port != 0 {
-            return UdpPair::bind_ports(local, port);
-        }
-        let mut last = UdpError::NoControlPort;
-        for _ in 0..PAIR_ATTEMPTS {
-            let data = Bound::bind(SocketAddrV4::new(local, 0))?;
-            let port = data.port()?;
-            if port == u16::MAX {
-                continue;
+        let mut pair = UdpPair::bind_neighbours(local, port);
+        for _ in 1..PAIR_ATTEMPTS {
+            if port != 0 || pair.is_ok() {
+                break;
             }
-            match Bound::bind(SocketAddrV4::new(local, port + 1)) {
-                Ok(control) => return Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port))),
-                Err(error) => last = error,
-            }
+            pair = UdpPair::bind_neighbours(local, port);
         }
-        Err(last)
+        pair
     }
 
-    fn bind_ports(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
-        let data = Bound::bind(SocketAddrV4::new(local, port))?;
-        let control = Bound::bind(SocketAddrV4::new(local, port + 1))?;
-        Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port)))
+    fn bind_neighbours(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+        let mut pair = UdpPair::bind_data(local, port)?;
+        let control = pair.data_port().checked_add(1).ok_or(UdpError::NoControlPort)?;
+        pair.control = Some(Bound::bind(SocketAddrV4::new(local, control))?);
+        Ok(pair)
     }
 
     /// Binds the data port alone, where somebody else has the control port of this host; 0 takes any.
@@ -95,14 +90,6 @@ impl UdpPair {
     /// Whether there is a socket on the control port.
     pub(crate) fn has_control(&self) -> bool {
         self.control.is_some()
-    }
-
-    fn new(data: Bound, control: Bound, local: SocketAddrV4) -> UdpPair {
-        UdpPair {
-            data,
-            control: Some(control),
-            local,
-        }
     }
 
     /// Address and port of the data socket; the control socket has the next port.
@@ -156,41 +143,10 @@ impl UdpPair {
     ///
     /// What recvfrom(2) says; that there is nothing is `Ok(None)`.
     pub(crate) fn recv(&self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
-        // SAFETY: `space` is exclusive and of that length.
-        unsafe { self.recv_raw(socket, space.as_mut_ptr(), space.len()) }
-    }
-
-    /// As [`UdpPair::recv`], into the `len` bytes of the UMEM at `addr`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`UdpPair::recv`].
-    ///
-    /// # Panics
-    ///
-    /// When the range leaves the mapping.
-    pub(crate) fn recv_into(
-        &self,
-        socket: Socket,
-        umem: &Umem,
-        addr: u64,
-        len: u64,
-    ) -> io::Result<Option<SocketEvent>> {
-        let space = umem.mapping().pointer(addr, len);
-        // SAFETY: `len` bytes of the mapping lie behind `space`; the call writes there as `Umem::copy_to` would, under the
-        // same rules.
-        unsafe { self.recv_raw(socket, space.as_ptr(), len as usize) }
-    }
-
-    /// # Safety
-    ///
-    /// `len` bytes may be written at `space`, and nobody else accesses them meanwhile.
-    unsafe fn recv_raw(&self, socket: Socket, space: *mut u8, len: usize) -> io::Result<Option<SocketEvent>> {
         let socket = self.socket(socket);
         for _ in 0..MAX_SKIPPED {
-            // SAFETY: the caller's promise.
-            match unsafe { socket.recv_from(space, len) } {
-                Ok((from, received)) if received <= len => {
+            match socket.recv_from(space) {
+                Ok((from, received)) if received <= space.len() => {
                     return Ok(Some(SocketEvent::Datagram { from, len: received }));
                 }
                 Ok((from, _)) => {
@@ -214,6 +170,26 @@ impl UdpPair {
             }
         }
         Ok(None)
+    }
+
+    /// As [`UdpPair::recv`], into the `len` bytes of the UMEM at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`UdpPair::recv`].
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    pub(crate) fn recv_into(
+        &self,
+        socket: Socket,
+        umem: &Umem,
+        addr: u64,
+        len: u64,
+    ) -> io::Result<Option<SocketEvent>> {
+        // SAFETY: the call writes there as `Umem::copy_to` would, under the same rules: nothing else does meanwhile.
+        self.recv(socket, unsafe { umem.mapping().slice_mut(addr, len) })
     }
 
     /// The socket's descriptor, to wait on: readable when [`UdpPair::recv`] has something.
@@ -276,30 +252,12 @@ impl Bound {
             })
     }
 
-    /// Sender and *real* length of the next datagram, which may exceed `len` (`MSG_TRUNC`).
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes may be written at `space`, and nobody else accesses them meanwhile.
+    /// Sender and *real* length of the next datagram, which may exceed `space` (`MSG_TRUNC`).
     #[inline]
-    unsafe fn recv_from(&self, space: *mut u8, len: usize) -> io::Result<(SocketAddrV4, usize)> {
-        let mut from = empty_address();
-        let mut from_len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-        // SAFETY: the space is the caller's promise; the address and its length are live locals.
-        let received = unsafe {
-            libc::recvfrom(
-                self.inner.as_raw_fd(),
-                space.cast(),
-                len,
-                libc::MSG_TRUNC | libc::MSG_DONTWAIT,
-                (&raw mut from).cast(),
-                &mut from_len,
-            )
-        };
-        if received < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((to_address(&from), received as usize))
+    fn recv_from(&self, space: &mut [u8]) -> io::Result<(SocketAddrV4, usize)> {
+        let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        let (_, received, from) = rustix::net::recvfrom(&self.inner, space, flags)?;
+        Ok((from.ok_or(Errno::DESTADDRREQ)?.try_into()?, received))
     }
 
     /// Reads the error queue up to the next *port unreachable*; other ICMP errors are as good as silence and skipped.
@@ -318,7 +276,8 @@ impl Bound {
 
     /// The oldest entry of the error queue: the destination of the datagram that it is about, and the errno.
     fn next_error(&self) -> io::Result<Option<(SocketAddrV4, i32)>> {
-        let mut to = empty_address();
+        // SAFETY: an all-zero address is a valid one, of no family.
+        let mut to: libc::sockaddr_in = unsafe { std::mem::zeroed() };
         // Room for one IP_RECVERR message: sock_extended_err and the offender's address (ip(7)); u64 for alignment.
         let mut control = [0_u64; 16];
         // SAFETY: an all-zero msghdr is a valid one: null pointers with zero lengths.
@@ -358,7 +317,11 @@ impl Bound {
                 header = libc::CMSG_NXTHDR(&message, header);
             }
         }
-        Ok(Some((to_address(&to), errno)))
+        let address = Ipv4Addr::from(u32::from_be(to.sin_addr.s_addr));
+        Ok(Some((
+            SocketAddrV4::new(address, u16::from_be(to.sin_port)),
+            errno,
+        )))
     }
 }
 
@@ -378,22 +341,6 @@ fn is_icmp_error(error: &io::Error) -> bool {
                 | libc::EPROTO
                 | libc::EACCES
         )
-    )
-}
-
-fn empty_address() -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: 0,
-        sin_port: 0,
-        sin_addr: libc::in_addr { s_addr: 0 },
-        sin_zero: [0; 8],
-    }
-}
-
-fn to_address(raw: &libc::sockaddr_in) -> SocketAddrV4 {
-    SocketAddrV4::new(
-        Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr)),
-        u16::from_be(raw.sin_port),
     )
 }
 

@@ -1,8 +1,10 @@
 //! Wakers: who sleeps is woken by another thread, which makes a system call only where somebody sleeps.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 /// Wakes a thread that waits until its descriptor is readable. What there is to do lies elsewhere: a queue, a flag.
 ///
@@ -20,24 +22,16 @@ impl Waker {
     ///
     /// eventfd(2)'s.
     pub fn new() -> io::Result<Waker> {
-        // SAFETY: no pointers; a descriptor that is not negative is new and ours.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Waker {
-            // SAFETY: as above.
-            event: unsafe { OwnedFd::from_raw_fd(fd) },
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_armed: AtomicBool::new(false),
         })
     }
 
     /// The next wake-up makes the descriptor readable; those before do not.
     pub fn arm(&self) {
-        let mut count = [0u8; 8];
         // It does not block. One that is later than this read wakes once for nothing.
-        // SAFETY: the descriptor is open, and eight bytes can be written.
-        let _ = unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.is_armed.store(true, Ordering::Relaxed);
         // Pairs with that of `wake`: this store before the look at what there is to do, there the work before the look at this.
         fence(Ordering::SeqCst);
@@ -53,9 +47,7 @@ impl Waker {
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.is_armed.load(Ordering::Relaxed) && self.is_armed.swap(false, Ordering::Relaxed) {
-            let one = 1u64.to_ne_bytes();
-            // SAFETY: the descriptor is open, and eight bytes can be read.
-            let _ = unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 }
@@ -69,6 +61,7 @@ impl AsFd for Waker {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 

@@ -17,16 +17,20 @@ mod options;
 mod share;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 pub use error::XskError;
 use map::map_rings;
 pub use options::{MIN_FRAME_CAPACITY, XskOptions};
 pub use share::SharedRings;
 
-use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
+use crate::memory::{CHUNK_LEN_RANGE, Mapping};
 use crate::port::{QueueDrops, WakeError};
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
 use crate::sockopt;
@@ -71,8 +75,6 @@ pub struct XskConfig<'a> {
     pub tx_len: u32,
     /// Copy or zero-copy.
     pub bind: BindMode,
-    /// Let the kernel say when a wake-up is needed (`XDP_USE_NEED_WAKEUP`).
-    pub need_wakeup: bool,
 }
 
 /// The application's ends of a socket's rings. Each keeps the socket alive.
@@ -258,22 +260,7 @@ impl Xsk {
     /// [`WakeError::Down`] when the device went down, [`WakeError::Gone`] when it was removed, or what else sendto(2) says.
     #[inline]
     pub fn wake_tx(&self) -> Result<(), WakeError> {
-        // SAFETY: no bytes are passed; the descriptor is open.
-        let sent = unsafe {
-            libc::sendto(
-                self.fd.as_raw_fd(),
-                std::ptr::null(),
-                0,
-                libc::MSG_DONTWAIT,
-                std::ptr::null(),
-                0,
-            )
-        };
-        if sent >= 0 {
-            Ok(())
-        } else {
-            wake_result(io::Error::last_os_error())
-        }
+        rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT).map_or_else(wake_result, |_| Ok(()))
     }
 
     /// Lets the driver look at the fill ring and deliver what waits.
@@ -283,22 +270,7 @@ impl Xsk {
     /// As for [`Xsk::wake_tx`].
     #[inline]
     pub fn wake_rx(&self) -> Result<(), WakeError> {
-        // SAFETY: no bytes are taken; the descriptor is open.
-        let received = unsafe {
-            libc::recvfrom(
-                self.fd.as_raw_fd(),
-                std::ptr::null_mut(),
-                0,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            )
-        };
-        if received >= 0 {
-            Ok(())
-        } else {
-            wake_result(io::Error::last_os_error())
-        }
+        rustix::net::recv(&self.fd, &mut [0; 0], RecvFlags::DONTWAIT).map_or_else(wake_result, |_| Ok(()))
     }
 }
 
@@ -309,14 +281,14 @@ impl AsFd for Xsk {
 }
 
 #[cold]
-fn wake_result(error: io::Error) -> Result<(), WakeError> {
-    match error.raw_os_error() {
+fn wake_result(error: Errno) -> Result<(), WakeError> {
+    match error {
         // EAGAIN: more to send than one call does, or the completion ring is full. EBUSY, ENOBUFS: the device's ring or
         // the socket's send allowance is full for now. EINTR: nothing was lost, the next round asks again.
-        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(()),
-        Some(libc::ENETDOWN) => Err(WakeError::Down),
-        Some(libc::ENXIO | libc::ENODEV) => Err(WakeError::Gone),
-        _ => Err(WakeError::System(error)),
+        Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR => Ok(()),
+        Errno::NETDOWN => Err(WakeError::Down),
+        Errno::NXIO | Errno::NODEV => Err(WakeError::Gone),
+        _ => Err(WakeError::System(error.into())),
     }
 }
 
@@ -342,11 +314,6 @@ impl XskConfig<'_> {
         }
         Ok(())
     }
-
-    /// Longest packet in bytes that a frame without headroom holds.
-    pub fn max_packet_len(&self) -> u32 {
-        self.chunk_len - PACKET_HEADROOM as u32
-    }
 }
 
 /// A socket with its memory registered and its rings made, not bound.
@@ -370,30 +337,18 @@ fn prepare(config: &XskConfig<'_>, options: &XskOptions) -> Result<OwnedFd, XskE
 
 /// What the kernel says of a bound socket.
 fn is_zero_copy(fd: &OwnedFd) -> Result<bool, XskError> {
-    let options: libc::xdp_options =
-        sockopt::get(fd, libc::SOL_XDP, libc::XDP_OPTIONS).map_err(|source| XskError::System {
-            call: "getsockopt(XDP_OPTIONS)",
-            source,
-        })?;
+    let options: libc::xdp_options = sockopt::get(fd, libc::SOL_XDP, libc::XDP_OPTIONS)
+        .map_err(|error| XskError::system("getsockopt(XDP_OPTIONS)", error))?;
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
 fn open_socket() -> Result<OwnedFd, XskError> {
-    // SAFETY: socket(2) takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        let source = io::Error::last_os_error();
-        return Err(match source.raw_os_error() {
-            Some(libc::EPERM) => XskError::Privilege,
-            Some(libc::EAFNOSUPPORT) => XskError::Unsupported,
-            _ => XskError::System {
-                call: "socket(AF_XDP)",
-                source,
-            },
-        });
-    }
-    // SAFETY: the descriptor was just opened and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let opened = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
+    opened.map_err(|error| match error {
+        Errno::PERM => XskError::Privilege,
+        Errno::AFNOSUPPORT => XskError::Unsupported,
+        _ => XskError::system("socket(AF_XDP)", error),
+    })
 }
 
 fn set_ring_len(fd: &OwnedFd, option: libc::c_int, ring: &'static str, len: u32) -> Result<(), XskError> {
@@ -420,68 +375,46 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Resul
         },
         // Of what it refuses, all else was looked at before.
         Some(libc::EINVAL) if options.tx_metadata_len > 0 => XskError::NoMetadata,
-        _ => XskError::System {
-            call: "setsockopt(XDP_UMEM_REG)",
-            source,
-        },
+        _ => XskError::system("setsockopt(XDP_UMEM_REG)", source),
     })
 }
 
 fn bind(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Result<(), XskError> {
     let mode = match config.bind {
-        BindMode::Auto => 0,
-        BindMode::Copy => libc::XDP_COPY,
-        BindMode::ZeroCopy => libc::XDP_ZEROCOPY,
+        BindMode::Auto => SocketAddrXdpFlags::empty(),
+        BindMode::Copy => SocketAddrXdpFlags::XDP_COPY,
+        BindMode::ZeroCopy => SocketAddrXdpFlags::XDP_ZEROCOPY,
     };
-    let address = libc::sockaddr_xdp {
-        sxdp_family: libc::AF_XDP as u16,
-        sxdp_flags: mode
-            | options.bind_flags()
-            | if config.need_wakeup {
-                libc::XDP_USE_NEED_WAKEUP
-            } else {
-                0
-            },
-        sxdp_ifindex: config.interface_index,
-        sxdp_queue_id: config.queue,
-        sxdp_shared_umem_fd: 0,
-    };
-    bind_to(fd, &address, config.bind == BindMode::ZeroCopy)
+    let flags = mode | options.bind_flags() | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+    let address = SocketAddrXdp::new(flags, config.interface_index, config.queue);
+    bind_to(fd, address, fd.as_fd(), config.bind == BindMode::ZeroCopy)
 }
 
-fn bind_to(fd: &OwnedFd, address: &libc::sockaddr_xdp, zero_copy: bool) -> Result<(), XskError> {
-    let queue = address.sxdp_queue_id;
+/// Binds to `addr`, with the memory of the socket `shared_umem_fd` if its flags say so.
+fn bind_to(
+    fd: &OwnedFd,
+    addr: SocketAddrXdp,
+    shared_umem_fd: BorrowedFd<'_>,
+    zero_copy: bool,
+) -> Result<(), XskError> {
+    let (index, queue) = (addr.interface_index(), addr.queue_id());
+    let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd };
     let deadline = Instant::now() + BIND_PATIENCE;
     loop {
-        // SAFETY: the address is a sockaddr_xdp of the length given.
-        let bound = unsafe {
-            libc::bind(
-                fd.as_raw_fd(),
-                std::ptr::from_ref(address).cast(),
-                size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
-            )
-        };
-        if bound == 0 {
-            return Ok(());
-        }
-        let source = io::Error::last_os_error();
-        return Err(match source.raw_os_error() {
-            Some(libc::EBUSY) if Instant::now() < deadline => {
+        return match rustix::net::bind(fd, &address) {
+            Err(Errno::BUSY) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
             }
-            Some(libc::EBUSY) => XskError::Busy { queue },
-            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if zero_copy => XskError::ZeroCopyUnsupported,
-            Some(libc::ENODEV) => XskError::NoDevice {
-                index: address.sxdp_ifindex,
-            },
-            Some(libc::ENETDOWN) => XskError::Down,
-            Some(libc::EINVAL) => XskError::Refused { queue, zero_copy },
-            _ => XskError::System {
-                call: "bind(AF_XDP)",
-                source,
-            },
-        });
+            bound => bound.map_err(|error| match error {
+                Errno::BUSY => XskError::Busy { queue },
+                Errno::OPNOTSUPP | Errno::PROTONOSUPPORT if zero_copy => XskError::ZeroCopyUnsupported,
+                Errno::NODEV => XskError::NoDevice { index },
+                Errno::NETDOWN => XskError::Down,
+                Errno::INVAL => XskError::Refused { queue, zero_copy },
+                _ => XskError::system("bind(AF_XDP)", error),
+            }),
+        };
     }
 }
 

@@ -11,7 +11,7 @@ use lm_cards::Interface;
 use lm_dataplane::memory::{HugePages, Mapping, PACKET_HEADROOM, Umem, fill_address_is_valid};
 use lm_dataplane::port::WakeError;
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::xsk::{BindMode, Rings, XdpStatistics, Xsk, XskConfig, XskError};
+use lm_dataplane::xsk::{BindMode, Rings, XdpStatistics, Xsk, XskConfig, XskError, XskOptions};
 
 const CHUNK_LEN: u32 = 4096;
 /// Header and payload of a full lm fragment at MTU 1500.
@@ -40,7 +40,6 @@ fn config(mapping: &Arc<Mapping>, interface_index: u32, queue: u32) -> XskConfig
         rx_len: 4096,
         tx_len: 4096,
         bind: BindMode::Copy,
-        need_wakeup: true,
     }
 }
 
@@ -227,7 +226,7 @@ fn the_kernel_counts_what_it_loses() {
         chunk_len: 2048,
         ..config(receiver_memory.mapping(), vb, 0)
     };
-    assert_eq!(small.max_packet_len(), 1792);
+    assert_eq!(XskOptions::default().frame_capacity(small.chunk_len), 1792);
     let (receiver, mut rings) = open(&pair.b, &small);
     let program = pair.b.run(|| RedirectAll::attach(vb, Mode::Native));
     program.register(0, &receiver.as_fd());

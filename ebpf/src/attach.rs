@@ -220,20 +220,15 @@ pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, Att
 }
 
 fn load_error(error: EbpfError) -> AttachError {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
-    while let Some(error) = cause {
-        if error
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.raw_os_error() == Some(libc::EPERM))
-        {
-            return AttachError::NotPrivileged {
-                action: "loading the gate",
-                capabilities: "CAP_BPF and CAP_NET_ADMIN",
-            };
-        }
-        cause = error.source();
+    let mut causes = std::iter::successors(Some(&error as &dyn Error), |&error| error.source());
+    let errno = |error: &(dyn Error + 'static)| error.downcast_ref::<io::Error>()?.raw_os_error();
+    match causes.any(|error| errno(error) == Some(libc::EPERM)) {
+        true => AttachError::NotPrivileged {
+            action: "loading the gate",
+            capabilities: "CAP_BPF and CAP_NET_ADMIN",
+        },
+        false => AttachError::Load(Box::new(error)),
     }
-    AttachError::Load(Box::new(error))
 }
 
 /// Eight bytes of the object's hash: names the version of program and maps.

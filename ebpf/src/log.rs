@@ -45,10 +45,7 @@ impl Log {
     ///
     /// If the system has no memory for it.
     pub fn new_in_memory() -> Log {
-        let memory = SharedMemory::private(size_of::<LogMap>()).expect("half a megabyte of memory");
-        Log {
-            memory: Arc::new(memory),
-        }
+        Log::over(SharedMemory::private(size_of::<LogMap>()).expect("half a megabyte of memory"))
     }
 
     /// Maps a log that the gate's owner handed over.
@@ -273,9 +270,7 @@ impl LogWriter {
             u32::from_ne_bytes([len[0], len[1], entry.padding_len, entry.cpu]),
         );
         // Release: pairs with the acquire load in `Log::producer`.
-        self.log
-            .memory
-            .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
+        self.skip(position);
     }
 
     /// Counts the packet at `position`, of which nothing is known: zero-copy mode.

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU64;
-use std::str::FromStr;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches as _};
 use lm_protocol::smoother::ParametersError;
@@ -33,10 +32,10 @@ impl HostName {
     }
 }
 
-impl FromStr for HostName {
-    type Err = String;
+impl TryFrom<String> for HostName {
+    type Error = String;
 
-    fn from_str(text: &str) -> Result<HostName, String> {
+    fn try_from(text: String) -> Result<HostName, String> {
         let parsed = match text.parse::<SocketAddrV4>() {
             Ok(host) => Some((*host.ip(), Some(host.port()))),
             Err(_) => text.parse().ok().map(|ip| (ip, None)),
@@ -52,30 +51,20 @@ impl FromStr for HostName {
     }
 }
 
-impl TryFrom<String> for HostName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<HostName, String> {
-        text.parse()
-    }
-}
-
 /// A number of bytes, as `512M`, `4G` or plain digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Bytes(pub u64);
 
-impl FromStr for Bytes {
-    type Err = String;
+impl TryFrom<String> for Bytes {
+    type Error = String;
 
-    fn from_str(text: &str) -> Result<Bytes, String> {
-        let (digits, shift) = match text.as_bytes().last() {
-            Some(b'K') => (&text[..text.len() - 1], 10),
-            Some(b'M') => (&text[..text.len() - 1], 20),
-            Some(b'G') => (&text[..text.len() - 1], 30),
-            Some(b'T') => (&text[..text.len() - 1], 40),
-            _ => (text, 0),
-        };
+    fn try_from(text: String) -> Result<Bytes, String> {
+        let shifts = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+        let mut scaled = shifts
+            .iter()
+            .filter_map(|&(suffix, shift)| Some((text.strip_suffix(suffix)?, shift)));
+        let (digits, shift) = scaled.next().unwrap_or((&text, 0));
         let number: Option<u64> = digits.parse().ok();
         number
             .filter(|number| {
@@ -86,23 +75,15 @@ impl FromStr for Bytes {
     }
 }
 
-impl TryFrom<String> for Bytes {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Bytes, String> {
-        text.parse()
-    }
-}
-
 /// Bits a second, as `100M`, `2.5G` or plain digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct BitRate(pub NonZeroU64);
 
-impl FromStr for BitRate {
-    type Err = String;
+impl TryFrom<String> for BitRate {
+    type Error = String;
 
-    fn from_str(text: &str) -> Result<BitRate, String> {
+    fn try_from(text: String) -> Result<BitRate, String> {
         let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit() || digit == '.');
         let scale = match unit {
             "" => Some(1.0),
@@ -122,14 +103,6 @@ impl FromStr for BitRate {
     }
 }
 
-impl TryFrom<String> for BitRate {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<BitRate, String> {
-        text.parse()
-    }
-}
-
 /// What is wrong with a configuration: one line, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}{what}", .key, if .key.is_empty() { "" } else { ": " })]
@@ -138,6 +111,11 @@ pub struct ConfigError {
     pub key: &'static str,
     /// What, and what to do.
     pub what: String,
+}
+
+/// A value of the command line, read as one of the file.
+fn parsed<T: TryFrom<String, Error = String>>(text: &str) -> Result<T, String> {
+    text.to_owned().try_into()
 }
 
 fn fault(key: &'static str, what: impl Into<String>) -> ConfigError {

@@ -8,7 +8,7 @@ use lm_dataplane::ipc::SOCKET_PATH;
 use lm_protocol::smoother::Law;
 use serde::Deserialize;
 
-use super::{BPFFS, BitRate, Bytes, HostName};
+use super::{BPFFS, BitRate, Bytes, HostName, parsed};
 
 /// Who may receive at the same time as whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -89,11 +89,11 @@ pub struct Config {
     pub policy: PolicyName,
 
     /// Host that decides under the policy exclusive; three or five, the same in the same order at all hosts
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parsed::<HostName>)]
     pub voter: Vec<HostName>,
 
     /// Host that a broadcast on the subnet does not reach; may be repeated
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parsed::<HostName>)]
     pub peer: Vec<HostName>,
 
     /// Where the gate is attached
@@ -103,7 +103,7 @@ pub struct Config {
     /// What the links of the interfaces carry, in bits a second: programs that send real-time messages have a smoother then [default: none]
     ///
     /// It holds all other traffic of this host back as far as real-time messages need it, the kernel's too.
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = parsed::<BitRate>)]
     pub link_rate: Option<BitRate>,
 
     /// How the smoother's credits come
@@ -149,7 +149,7 @@ pub struct Config {
     /// Memory that a program may have registered
     ///
     /// It is pinned: it cannot be swapped out.
-    #[arg(long, value_name = "BYTES", default_value = "4G")]
+    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parsed::<Bytes>)]
     pub memory_max: Bytes,
 
     /// Queues of an interface that all programs of a user may have [default: all where one user may come, else half, but 2]
@@ -157,7 +157,7 @@ pub struct Config {
     pub queues_per_user: Option<usize>,
 
     /// Memory that all programs of a user may have registered [default: half of the machine's where one user may come, else a quarter]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parsed::<Bytes>)]
     pub memory_per_user: Option<Bytes>,
 
     /// Programs of a user that may be connected at the same time [default: --programs-max where one user may come, else half]

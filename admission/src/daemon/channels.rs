@@ -330,7 +330,6 @@ fn binding(
             rx_len,
             tx_len,
             bind: BindMode::Copy,
-            need_wakeup: true,
         };
         let (fd, zero_copy) = Xsk::bind_for(&config, &options).map_err(|error| told(&error))?;
         Ok(Bound { fd, zero_copy })

@@ -154,7 +154,6 @@ fn is_queue_busy(interface_index: u32, queue: u16) -> bool {
         rx_len: 64,
         tx_len: 64,
         bind: BindMode::Copy,
-        need_wakeup: true,
     };
     let mut tries = (0..TRIES).map(|_| Xsk::bind_for(&config, &XskOptions::default()));
     let bound = tries.find(|bound| !matches!(bound, Err(XskError::Busy { .. })));

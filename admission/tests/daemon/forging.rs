@@ -51,7 +51,6 @@ impl Sender {
             rx_len: 64,
             tx_len: 64,
             bind: BindMode::Copy,
-            need_wakeup: true,
         };
         let (xsk, rings) = Xsk::adopt(beside.remove(0), &config).unwrap();
         Sender {

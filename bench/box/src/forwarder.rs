@@ -225,7 +225,7 @@ impl Forwarder {
         classifier(&mut ebpf)
             .map_err(load_error)?
             .attach_with_options(from, TcAttachType::Ingress, tcx)
-            .map_err(|source| match denied(&source) {
+            .map_err(|source| match is_caused_by(&source, libc::EPERM) {
                 true => ImpairError::NotPrivileged,
                 false => ImpairError::Attach {
                     interface: from.to_owned(),
@@ -279,17 +279,18 @@ fn take<M: TryFrom<aya::maps::Map, Error = MapError>>(ebpf: &mut Ebpf, name: &st
 }
 
 fn load_error(error: EbpfError) -> ImpairError {
-    match denied(&error) {
+    match is_caused_by(&error, libc::EPERM) {
         true => ImpairError::NotPrivileged,
         false => ImpairError::Load(Box::new(error)),
     }
 }
 
-fn denied(error: &(dyn Error + 'static)) -> bool {
+/// Whether the system's error within an error is this one.
+pub fn is_caused_by(error: &(dyn Error + 'static), errno: i32) -> bool {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     causes.any(|cause| {
         let system = cause.downcast_ref::<io::Error>();
-        system.is_some_and(|error| error.raw_os_error() == Some(libc::EPERM))
+        system.is_some_and(|error| error.raw_os_error() == Some(errno))
     })
 }
 

@@ -35,7 +35,7 @@ use rustix::net::netdevice::name_to_index;
 use serde::Serialize;
 
 use forwarder::{Diverted, Forwarder, ForwarderCounters, HELD_PACKET_LEN_MAX, ImpairError};
-pub use forwarder::{Fate, Impairments, split_mix};
+pub use forwarder::{Fate, Impairments, is_caused_by, split_mix};
 use line::Line;
 use lm_measure::rate::BitRate;
 use quantity::{both, share, span};

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 /// Memory from `mmap`, unmapped on drop.
 #[derive(Debug)]
@@ -23,13 +23,7 @@ impl Mapping {
     }
 
     fn map(len: usize, flags: i32, fd: RawFd, offset: i64) -> io::Result<Mapping> {
-        let (flags, rights) = (flags | libc::MAP_POPULATE, libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory that Rust knows of.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, fd, offset) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
+        let base = lm_dataplane::memory::map(len, flags | libc::MAP_POPULATE, fd, offset)?;
         Ok(Mapping { base, len })
     }
 

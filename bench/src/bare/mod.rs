@@ -1,6 +1,7 @@
 //! Bare AF_XDP as an `End`: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
-//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts, and headers that are written once: its own rings ([`socket`](self)), its
+//! It is the yardstick for the data plane, so it shares none of its code but what is done once (mappings, options, the
+//! message that defers interrupts, headers): its own rings ([`socket`](self)), its
 //! own XDP program, fixed frames that do not overlap, no message, no acknowledgement, no gate. By the data plane's rings, whose every access is checked, a
 //! stream of 64 bytes in zero-copy mode cost a sixth more instructions.
 //!
@@ -21,6 +22,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Instant;
 
 use lm_cards::Interface;
+use lm_dataplane::prefer_busy_polling;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
@@ -52,7 +54,7 @@ const SPARE_CHUNKS: [u64; 2] = [320, 768];
 /// Packets or descriptors handled at a time.
 const BATCH: u32 = 32;
 /// Packets that one round of busy polling takes.
-const BUDGET: u32 = 128;
+const BUDGET: i32 = 128;
 
 /// Payload of the packets that messages of this length make.
 pub(crate) fn payload(spec: &Spec) -> u64 {
@@ -252,7 +254,7 @@ impl Waiting {
         }
         let napi = socket::napi_id(socket)?;
         if napi != 0 {
-            socket::prefer_busy_poll(socket, BUDGET)?;
+            prefer_busy_polling(socket, BUDGET)?;
             self.kept = Some(Kept::new(napi)?);
         }
         Ok(())

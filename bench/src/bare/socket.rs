@@ -1,15 +1,18 @@
 //! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, the first
 //! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
-//! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
+//! `Documentation/networking/af_xdp.rst`; with the data plane, whose upper bound it measures, it shares how a mapping
+//! and an option are asked for.
 
 use std::error::Error;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use lm_box::is_caused_by;
+use lm_dataplane::sockopt;
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_send_buffer_size_force, set_xdp_rx_ring_size, set_xdp_tx_ring_size,
@@ -319,7 +322,7 @@ pub(super) fn patiently<T, E: Error + 'static>(mut attempt: impl FnMut() -> Resu
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         match attempt() {
-            Err(error) if is_busy(&error) && Instant::now() < deadline => {
+            Err(error) if is_caused_by(&error, libc::EBUSY) && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             result => return result,
@@ -327,60 +330,14 @@ pub(super) fn patiently<T, E: Error + 'static>(mut attempt: impl FnMut() -> Resu
     }
 }
 
-/// Whether the system's error within says so.
-fn is_busy(error: &(dyn Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.any(|cause| {
-        let system = cause.downcast_ref::<io::Error>();
-        system.is_some_and(|error| error.raw_os_error() == Some(libc::EBUSY))
-    })
+/// Id of the NAPI instance that the socket's last packet came through; 0 before the first one.
+pub(super) fn napi_id(socket: &impl AsFd) -> io::Result<u32> {
+    sockopt::get(socket, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID)
 }
 
-/// Makes non-blocking reads of a socket poll the device queue that its last packet came from, `budget` packets a call.
-pub(super) fn prefer_busy_poll(socket: &impl AsRawFd, budget: u32) -> io::Result<()> {
-    let (microseconds, prefer) = (20_i32, 1_i32);
-    set_option(socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, prefer)?;
-    set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, microseconds)?;
-    set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, budget as i32)
-}
-
-/// The NAPI id that the kernel has noted for a socket; 0 when none.
-pub(super) fn napi_id(socket: &impl AsRawFd) -> io::Result<u32> {
-    let (mut id, mut len) = (0_u32, size_of::<u32>() as u32);
-    let to = ptr::from_mut(&mut id).cast();
-    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_INCOMING_NAPI_ID,
-            to,
-            &mut len,
-        )
-    };
-    match result {
-        0 => Ok(id),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Sets an option of a socket.
-pub(crate) fn set_option<T: Copy>(socket: &impl AsRawFd, level: i32, name: i32, value: T) -> io::Result<()> {
-    // SAFETY: the kernel reads size_of::<T>() bytes of a live plain value.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            ptr::from_ref(&value).cast(),
-            size_of::<T>() as u32,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+/// Sets an option to a plain value.
+pub(crate) fn set_option<T>(socket: &impl AsFd, level: i32, name: i32, value: T) -> io::Result<()> {
+    sockopt::set(socket, level, name, &value)
 }
 
 const _: () = assert!(offset_of!(libc::xdp_desc, len) == 8 && size_of::<libc::xdp_desc>() == 16);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use lm_dataplane::{
-    Admission, AdmissionConfig, ConnectOptions, Depth, Endpoint, EndpointConfig, IdleStrategy, LinkConfig,
-    MemoryConfig, PeerId, ReceiveConfig, Session,
+    Admission, AdmissionConfig, ConnectError, ConnectOptions, Depth, Endpoint, EndpointConfig, IdleStrategy,
+    LinkConfig, MemoryConfig, PeerId, ReceiveConfig, Session,
 };
 
 use crate::cli::{ChecksumOption, DeliveryOption, Failure, IntegrityOption, Mode};
@@ -124,7 +124,7 @@ pub fn connect(
     endpoint: &mut Endpoint,
     to: SocketAddrV4,
     options: &ConnectOptions,
-) -> Result<PeerId, Failure> {
+) -> Result<PeerId, ConnectError> {
     let without = ConnectOptions {
         session: Session::Later,
         ..*options

@@ -2,6 +2,15 @@
 
 use std::io;
 
+impl XskError {
+    pub(super) fn system(call: &'static str, error: impl Into<io::Error>) -> XskError {
+        XskError::System {
+            call,
+            source: error.into(),
+        }
+    }
+}
+
 fn refused(queue: u32, zero_copy: bool) -> String {
     match zero_copy {
         false => {

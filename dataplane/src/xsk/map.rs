@@ -1,64 +1,56 @@
 //! The rings of a socket are mapped.
 
 use super::{Rings, XskConfig, XskError};
-use crate::ring::{Consumer, Descriptor, Producer, RingMemory, RingOffsets};
-use crate::sockopt;
-use std::io;
+use crate::ring::{Consumer, Producer, RingKind, RingMemory, RingOffsets};
+use crate::{memory, sockopt};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub(super) fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskError> {
-    sockopt::get(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS).map_err(|source| XskError::System {
-        call: "getsockopt(XDP_MMAP_OFFSETS)",
-        source,
-    })
+    sockopt::get(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
+        .map_err(|error| XskError::system("getsockopt(XDP_MMAP_OFFSETS)", error))
 }
 
 pub(super) fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
     let offsets = ring_offsets(fd)?;
-    let (descriptor_len, address_len) = (size_of::<Descriptor>(), size_of::<u64>());
-    let (fill, fill_at) = map_ring(
-        fd,
+    let (fill, completion) = (
         libc::XDP_UMEM_PGOFF_FILL_RING,
-        &offsets.fr,
-        address_len,
-        config.fill_len,
-    )?;
-    let (completion, completion_at) = map_ring(
-        fd,
         libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-        &offsets.cr,
-        address_len,
-        config.completion_len,
-    )?;
-    let (rx, rx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_RX_RING as u64,
-        &offsets.rx,
-        descriptor_len,
-        config.rx_len,
-    )?;
-    let (tx, tx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_TX_RING as u64,
-        &offsets.tx,
-        descriptor_len,
-        config.tx_len,
-    )?;
-    // SAFETY: the kernel laid the rings out as it said in XDP_MMAP_OFFSETS, with the lengths set before; each ring was
-    // mapped once, so these are the only ends of this program.
-    unsafe {
-        Ok(Rings {
-            fill: Producer::new(fill, fill_at, config.fill_len),
-            rx: Consumer::new(rx, rx_at, config.rx_len),
-            tx: Producer::new(tx, tx_at, config.tx_len),
-            completion: Consumer::new(completion, completion_at, config.completion_len),
-        })
-    }
+    );
+    Ok(Rings {
+        fill: producer(fd, fill, &offsets.fr, config.fill_len)?,
+        completion: consumer(fd, completion, &offsets.cr, config.completion_len)?,
+        rx: consumer(fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, config.rx_len)?,
+        tx: producer(fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, config.tx_len)?,
+    })
 }
 
-pub(super) fn map_ring(
+/// This program's end of a ring to produce for, which is mapped once.
+pub(super) fn producer<K: RingKind>(
+    fd: &OwnedFd,
+    page_offset: u64,
+    ring: &libc::xdp_ring_offset,
+    len: u32,
+) -> Result<Producer<K>, XskError> {
+    let (memory, offsets) = map_ring(fd, page_offset, ring, size_of::<K::Entry>(), len)?;
+    // SAFETY: the kernel laid the ring out as it said in XDP_MMAP_OFFSETS, with the length set before; it is mapped
+    // once, so this is the only end of this program.
+    Ok(unsafe { Producer::new(memory, offsets, len) })
+}
+
+/// This program's end of a ring to consume from, which is mapped once.
+pub(super) fn consumer<K: RingKind>(
+    fd: &OwnedFd,
+    page_offset: u64,
+    ring: &libc::xdp_ring_offset,
+    len: u32,
+) -> Result<Consumer<K>, XskError> {
+    let (memory, offsets) = map_ring(fd, page_offset, ring, size_of::<K::Entry>(), len)?;
+    // SAFETY: as in `producer`.
+    Ok(unsafe { Consumer::new(memory, offsets, len) })
+}
+
+fn map_ring(
     fd: &OwnedFd,
     page_offset: u64,
     ring: &libc::xdp_ring_offset,
@@ -72,26 +64,10 @@ pub(super) fn map_ring(
         entries: ring.desc as usize,
     };
     let map_len = offsets.entries + len as usize * entry_len;
-    // SAFETY: a shared mapping at an address of the kernel's choice touches no existing memory. MAP_POPULATE saves the
-    // page faults on the data path.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            map_len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_POPULATE,
-            fd.as_raw_fd(),
-            page_offset as libc::off_t,
-        )
-    };
-    let failed = |source| XskError::System {
-        call: "mmap of an AF_XDP ring",
-        source,
-    };
-    if base == libc::MAP_FAILED {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    let base = NonNull::new(base.cast()).ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+    // MAP_POPULATE saves the page faults on the data path.
+    let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+    let base = memory::map(map_len, flags, fd.as_raw_fd(), page_offset as libc::off_t)
+        .map_err(|error| XskError::system("mmap of an AF_XDP ring", error))?;
     // SAFETY: mmap just returned this range, and nobody else knows it.
     let memory = unsafe { RingMemory::from_socket(base, map_len) };
     Ok((Arc::new(memory), offsets))

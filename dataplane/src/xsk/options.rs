@@ -1,5 +1,7 @@
 //! How chunks and packets lie in the registered memory, where it is not LM's usual way.
 
+use rustix::net::xdp::SocketAddrXdpFlags;
+
 use super::{XskConfig, XskError};
 use crate::memory::PACKET_HEADROOM;
 
@@ -70,8 +72,11 @@ impl XskOptions {
         layout | metadata
     }
 
-    pub(super) fn bind_flags(&self) -> u16 {
-        if self.multi_buffer { libc::XDP_USE_SG } else { 0 }
+    pub(super) fn bind_flags(&self) -> SocketAddrXdpFlags {
+        match self.multi_buffer {
+            true => SocketAddrXdpFlags::XDP_USE_SG,
+            false => SocketAddrXdpFlags::empty(),
+        }
     }
 }
 
@@ -97,7 +102,6 @@ mod tests {
             rx_len: 64,
             tx_len: 64,
             bind: BindMode::Copy,
-            need_wakeup: true,
         };
         let aligned = XskOptions {
             aligned_chunks: true,

@@ -3,12 +3,14 @@
 //! Both use the same memory and the same fill and completion ring (`XDP_SHARED_UMEM`); a program decides which socket a
 //! packet goes to. The bind mode and the layout are the first socket's: the kernel takes no flags here.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use super::map::{map_ring, ring_offsets};
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
+
+use super::map::{consumer, producer, ring_offsets};
 use super::{Xsk, XskError, allow_packets_in_flight, bind_to, open_socket, set_ring_len};
-use crate::ring::{Consumer, Descriptor, Producer, RxRing, TxRing};
+use crate::ring::{RxRing, TxRing};
 
 /// The rings that a socket on a shared queue has for itself. Each keeps the socket alive.
 ///
@@ -33,44 +35,18 @@ impl Xsk {
         set_ring_len(&fd, libc::XDP_RX_RING, "RX", rx_len)?;
         set_ring_len(&fd, libc::XDP_TX_RING, "TX", tx_len)?;
         let offsets = ring_offsets(&fd)?;
-        let entry_len = size_of::<Descriptor>();
-        let (rx, rx_at) = map_ring(
-            &fd,
-            libc::XDP_PGOFF_RX_RING as u64,
-            &offsets.rx,
-            entry_len,
-            rx_len,
-        )?;
-        let (tx, tx_at) = map_ring(
-            &fd,
-            libc::XDP_PGOFF_TX_RING as u64,
-            &offsets.tx,
-            entry_len,
-            tx_len,
-        )?;
-        // SAFETY: the kernel laid the rings out as it said in XDP_MMAP_OFFSETS, with the lengths set before; each was
-        // mapped once, so these are the only ends of this program.
-        let rings = unsafe {
-            SharedRings {
-                rx: Consumer::new(rx, rx_at, rx_len),
-                tx: Producer::new(tx, tx_at, tx_len),
-            }
+        let rings = SharedRings {
+            rx: consumer(&fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, rx_len)?,
+            tx: producer(&fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_len)?,
         };
         allow_packets_in_flight(&fd);
-        let address = libc::sockaddr_xdp {
-            sxdp_family: libc::AF_XDP as u16,
-            sxdp_flags: libc::XDP_SHARED_UMEM,
-            sxdp_ifindex: self.interface_index,
-            sxdp_queue_id: self.queue,
-            sxdp_shared_umem_fd: self.fd.as_raw_fd() as u32,
-        };
-        bind_to(&fd, &address, self.zero_copy)?;
+        let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
+        let address = SocketAddrXdp::new(flags, self.interface_index, self.queue);
+        bind_to(&fd, address, self.fd.as_fd(), self.zero_copy)?;
         let xsk = Xsk {
             fd,
             _mapping: Arc::clone(&self._mapping),
-            zero_copy: self.zero_copy,
-            interface_index: self.interface_index,
-            queue: self.queue,
+            ..*self
         };
         Ok((xsk, rings))
     }

@@ -81,7 +81,6 @@ impl Bed {
             rx_len: layout.rx_ring_len,
             tx_len: layout.ring_len,
             bind: BindMode::Copy,
-            need_wakeup: true,
         };
         let (xsk, rings) = self
             .namespace(end)

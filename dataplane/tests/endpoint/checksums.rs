@@ -206,7 +206,6 @@ fn a_kernel_that_takes_no_metadata_is_named() {
         rx_len: 64,
         tx_len: 64,
         bind: BindMode::Copy,
-        need_wakeup: true,
     };
     let options = |tx_metadata_len| XskOptions {
         tx_metadata_len,

@@ -179,7 +179,6 @@ fn an_endpoint_waits_for_queues_that_are_released_late() {
             rx_len: 64,
             tx_len: 64,
             bind: BindMode::Copy,
-            need_wakeup: true,
         };
         let held = [0, 1].map(|queue| Xsk::open(&of_another(queue)).expect("a free queue"));
         std::thread::scope(|scope| {

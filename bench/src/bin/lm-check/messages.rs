@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use lm_dataplane::{
     Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
-    SendError, Session,
+    SendError,
 };
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
@@ -45,7 +45,7 @@ use crate::plan::{PlanArgs, fill, first_wrong};
 use crate::reading::Readings;
 use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain, parse_window};
 use lm_bench::link;
-use lm_bench::lm::{EndpointArgs, session_options};
+use lm_bench::lm::{EndpointArgs, connect, session_options};
 use lm_bench::signals::Interrupt;
 use lm_bench::size::ByteSize;
 
@@ -272,7 +272,6 @@ impl Host<'_> {
                 wire: if args.ipfrag { Wire::IpFrag } else { Wire::Lm },
                 timeout: ATTEMPT,
                 // Where it is needed at all.
-                session: Session::Later,
                 ..session_options(longest, in_flight, args.delivery)
             },
             targets,
@@ -390,15 +389,7 @@ impl Host<'_> {
     /// Opens a session, where messages do not fit one packet, or says when to try again.
     fn ask(&mut self, at: usize) -> Result<(), Failure> {
         let target = &mut self.targets[at];
-        let connected = self.endpoint.connect(target.to, &self.options);
-        let opened = connected.and_then(|peer| {
-            let mut handle = self.endpoint.peer(peer);
-            if handle.max_message_len() < self.options.max_message_len {
-                handle.open_session(&self.options)?;
-            }
-            Ok(peer)
-        });
-        target.peer = match opened {
+        target.peer = match connect(&mut self.endpoint, target.to, &self.options) {
             Ok(peer) => {
                 target.sessions += 1;
                 // Whoever wants to aim at the fragments of this stream reads it here.

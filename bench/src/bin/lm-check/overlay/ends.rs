@@ -80,7 +80,6 @@ impl End {
             rx_len: RING_LEN,
             tx_len: RING_LEN,
             bind,
-            need_wakeup: true,
         })
         .map_err(|error| Failure::new(format!("{} queue {queue}: {}", interface.name, chain(&error))))?;
         Ok(End {
