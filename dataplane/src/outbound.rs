@@ -182,6 +182,12 @@ impl Outbound {
         self.queue.len() + self.unwritten.len()
     }
 
+    /// When its first message that is not settled was handed over; 0: there is none.
+    pub(crate) fn oldest_ns(&self, table: &mut OutgoingTable) -> u64 {
+        let oldest = self.queue.front();
+        oldest.map_or(0, |&slot| table.at(slot).submitted_ns)
+    }
+
     /// Takes a message over. The caller asked for room here and in the table.
     pub(crate) fn submit(
         &mut self,

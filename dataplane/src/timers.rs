@@ -99,10 +99,11 @@ impl<P: Port> Engine<P> {
             return;
         }
         // What else the peer says, on its eager messages for example, is no answer: it may have ended this session, and its word of that
-        // may be lost.
-        let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
+        // may be lost. To a message behind a pause of ours there can be none yet.
+        let asked_ns = (outbound.heard_ns).max(outbound.oldest_ns(&mut self.sending.outgoing));
+        let unanswered_ns = now_ns.saturating_sub(asked_ns);
         let patience_ns = patience_ns.max(outbound.terms.lease_ns);
-        if unanswered_ns > bearable_ns(patience_ns, peer.refused_ns, outbound.heard_ns) {
+        if unanswered_ns > bearable_ns(patience_ns, peer.refused_ns, asked_ns) {
             self.drop_outbound(index, &Outcome::TimedOut, now_ns);
             return;
         }

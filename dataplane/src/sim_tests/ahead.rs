@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::manifest::FragmentHasher;
-use lm_protocol::wire::lm::Facts;
+use lm_protocol::wire::lm::{Facts, TYPE_DATA};
 use zerocopy::IntoBytes;
 
-use super::bed::{Bed, BedConfig, noise, wire_of};
+use super::bed::{Bed, BedConfig, data_address, noise, wire_of};
+use super::integrity::kind;
 use crate::completion::{Outcome, PeerId};
 use crate::connect::ConnectOptions;
 use crate::message::Message;
@@ -55,13 +56,15 @@ fn exchanging(config: &BedConfig) -> (Bed, [PeerId; 2]) {
 
 /// A message goes to the host at the other end, and another one back. Gives both.
 fn round_trip(bed: &mut Bed, peers: [PeerId; 2], len: usize) -> [(Message, Vec<u8>); 2] {
-    [0, 1].map(|from| {
-        let payload = noise(len as u64 * 2 + from as u64, len);
-        bed.send(from, peers[from], &payload, 7);
-        let message = bed.recv(1 - from);
-        assert!(message[..] == *payload, "{len} bytes differ");
-        (message, payload)
-    })
+    [0, 1].map(|from| one_way(bed, from, peers[from], len))
+}
+
+fn one_way(bed: &mut Bed, from: usize, peer: PeerId, len: usize) -> (Message, Vec<u8>) {
+    let payload = noise(len as u64 * 2 + from as u64, len);
+    bed.send(from, peer, &payload, 7);
+    let message = bed.recv(1 - from);
+    assert!(message[..] == *payload, "{len} bytes differ");
+    (message, payload)
 }
 
 /// Messages of two to 64 fragments, to and fro, many regions long: each lands where it is shown, but those at a region's end.
@@ -257,7 +260,8 @@ fn end(bed: &mut Bed) {
         assert!(
             completions
                 .iter()
-                .all(|completion| completion.outcome == Outcome::Delivered)
+                .all(|completion| completion.outcome == Outcome::Delivered),
+            "{completions:?}"
         );
         completions.clear();
     }
@@ -355,5 +359,137 @@ fn several_senders_go_ahead() {
     let landing = bed.hosts[0].landing.as_ref().expect("landing");
     assert_eq!(landing.sessions.holds_up(bed.now_ns), None);
     in_turns(&mut bed, 2);
+    end(&mut bed);
+}
+
+/// A length that needs a packet more for its facts than there may be is announced.
+#[test]
+fn what_facts_make_too_long_is_announced() {
+    // Of whole laps more entries are open.
+    let (mut bed, peers) = exchanging(&on(DEVICES[2]));
+    let longest = 64 * 1448 - Facts::LEN;
+    for (len, ahead) in [(longest, 1), (longest + 1, 0), (64 * 1448, 0)] {
+        round_trip(&mut bed, peers, 7168);
+        bed.pass(Duration::from_millis(1));
+        let before = bed.hosts[1].counters.messages_ahead;
+        one_way(&mut bed, 0, peers[0], len);
+        assert_eq!(
+            bed.hosts[1].counters.messages_ahead - before,
+            ahead,
+            "{len} bytes"
+        );
+    }
+    end(&mut bed);
+}
+
+/// Both ends must be able to: with one that is not all is announced.
+#[test]
+fn where_one_end_is_unable_all_is_announced() {
+    for unable in [0, 1] {
+        let mut bed = Bed::new(&BedConfig::default());
+        bed.hosts[unable].fixed.caps.ahead = false;
+        let peers = [0, 1].map(|host| bed.session(host, WireMode::Lm, 1 << 20));
+        (0..10).for_each(|_| drop(round_trip(&mut bed, peers, 7168)));
+        let ahead = bed.hosts.iter().map(|host| host.counters.messages_ahead);
+        assert_eq!(ahead.sum::<u64>(), 0);
+        end(&mut bed);
+    }
+}
+
+/// What left unannounced for a session that is no more goes again as its next one can.
+#[test]
+fn what_was_not_heard_of_goes_again() {
+    for is_able in [false, true] {
+        let (mut bed, peers) = exchanging(&BedConfig::default());
+        bed.pass(Duration::from_millis(30));
+        bed.hosts[1].fixed.caps.ahead = is_able;
+        // The sender is silent for longer than the lease.
+        (0..520).for_each(|_| {
+            bed.now_ns += 10_000_000;
+            bed.alone(1, 1);
+        });
+        let before = bed.hosts[1].counters.messages_ahead;
+        (0..4).for_each(|_| drop(one_way(&mut bed, 0, peers[0], 7168)));
+        assert_eq!(bed.hosts[0].counters.messages_again, 1);
+        assert_eq!(bed.hosts[1].counters.messages_ahead > before, is_able);
+        end(&mut bed);
+    }
+}
+
+/// The rest never comes of one sender's messages: they are no more than may be under way, another's go on, and no memory stays with them.
+#[test]
+fn endless_first_fragments_keep_nothing() {
+    let mut bed = Bed::switch(&on(Semantics::Copy), 3);
+    let options = ConnectOptions::default();
+    let peers = [1, 2].map(|from| bed.connect(from, &options).expect("a session"));
+    let send = |bed: &mut Bed, from: usize, number: u64| {
+        bed.try_send(from, peers[from - 1], &noise(number, 7168), number)
+    };
+    for from in [1, 2, 1] {
+        send(&mut bed, from, 1).expect("room");
+        bed.recv(0);
+    }
+    let hasher = FragmentHasher::new(bed.key(1, peers[0]));
+    bed.wire.set_filter(move |from, packet| {
+        let has_facts = packet
+            .last_chunk()
+            .is_some_and(|bytes| Facts::read(*bytes, &hasher).is_some());
+        from != 1 || kind(packet) != Some(TYPE_DATA) || has_facts
+    });
+    for number in 2..300 {
+        let _ = send(&mut bed, 1, number);
+        send(&mut bed, 2, number).expect("room");
+        loop {
+            bed.round();
+            // Of the other one's nothing is whole.
+            if let Ok(Some(message)) = bed.hosts[0].take_message() {
+                assert_eq!(
+                    bed.hosts[0].peers.named(message.peer()).map(|peer| peer.data),
+                    Some(data_address(2))
+                );
+                assert!(message[..] == noise(number, 7168)[..]);
+                break;
+            }
+        }
+        let landing = bed.hosts[0].landing.as_ref().expect("landing");
+        assert!(landing.sessions.iter().all(|inbound| {
+            let known = inbound
+                .order
+                .announced()
+                .wrapping_sub(inbound.order.unsettled_from());
+            known <= inbound.terms.limits.messages_in_flight
+        }));
+        bed.pass(Duration::from_millis(20));
+    }
+    let counters = bed.hosts[0].counters;
+    assert_eq!(
+        (counters.sessions_ended, counters.violations.total()),
+        (1, 0),
+        "{counters:?}"
+    );
+    bed.wire.clear_filter();
+    bed.pass(Duration::from_secs(6));
+    while !matches!(bed.hosts[0].take_message(), Ok(None)) {}
+    bed.hosts
+        .iter_mut()
+        .for_each(|engine| engine.told.completions().clear());
+    bed.check_memory();
+}
+
+/// Without its first packet a message is unknown, and its sender is asked at once: it costs no millisecond.
+#[test]
+fn a_lost_first_packet_costs_no_millisecond() {
+    let (mut bed, peers) = exchanging(&BedConfig::default());
+    round_trip(&mut bed, peers, 7168);
+    bed.pass(Duration::from_millis(3));
+    let mut is_first = true;
+    bed.wire.set_filter(move |from, packet| {
+        from != 0 || kind(packet) != Some(TYPE_DATA) || !std::mem::take(&mut is_first)
+    });
+    let began = bed.now_ns;
+    round_trip(&mut bed, peers, 7168);
+    let took = Duration::from_nanos(bed.now_ns - began);
+    assert!(took < Duration::from_millis(1), "{took:?}");
+    assert!(bed.hosts[1].counters.fragments_requested > 0);
     end(&mut bed);
 }

@@ -146,5 +146,6 @@ fn an_open_session_allocates_nothing() {
         bed.check_memory();
         bed.check_clean();
         assert!(bed.hosts[1].counters.landing_packets > 1000);
+        assert_eq!(bed.hosts[0].counters.messages_ahead > 50, wire == WireMode::Lm);
     }
 }
