@@ -16,3 +16,5 @@ mod stack;
 
 pub use nic::DpdkNic;
 pub use open::{DpdkConfig, DpdkError, open};
+#[cfg(feature = "faults")]
+pub use shim::put_in;

@@ -4,9 +4,11 @@ use std::ffi::CString;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::Arc;
 
 use lm_cards::chunk_len_for;
-use lm_dataplane::port::Caps;
+use lm_dataplane::memory::PACKET_HEADROOM;
+use lm_dataplane::port::{Caps, PortError};
 use lm_dataplane::{Device, Endpoint, EndpointConfig, ModeRequest, OpenError, PortMemory};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
@@ -14,12 +16,18 @@ use lm_protocol::session::{Admit, Application};
 
 use crate::eal;
 use crate::nic::DpdkNic;
-use crate::queues::QUEUES;
-use crate::shim::{self, Link};
+use crate::queues::lock;
+use crate::shim::{self, AIMED_RING, Link, QUEUES, ROOM};
 use crate::stack::{Site, Stack};
 
 /// The longest IP packet: a packet has 2048 bytes with its Ethernet header, and a VLAN tag's four.
 const MTU_MAX: u16 = 2030;
+/// Driver that writes where its buffers are aimed.
+const AIMED: &str = "net_virtio_user";
+/// Longest prefix that a driver may write before a packet, in bytes.
+const PREFIX_LEN_MAX: u8 = 64;
+const REMEDY: &str = "check the driver's name and number, its arguments and the privileges it needs (--dpdk \
+                      net_vhost0,iface=/tmp/lm.sock)";
 /// What a sender may have on the way, so that no driver's ring overflows (`net_af_packet` and `net_memif`: 256 and more).
 const ON_THE_WAY: u32 = 128;
 
@@ -59,27 +67,30 @@ pub fn open(
     mut admit: Box<dyn Admit + Send>,
 ) -> Result<Endpoint<DpdkNic>, DpdkError> {
     let site = site(dpdk)?;
-    if !matches!(config.link.mode, ModeRequest::Auto | ModeRequest::Copy) {
-        let text = "a DPDK device is used in copy mode only; ask for --mode copy or auto";
-        return Err(DpdkError::Device(text.to_owned()));
-    }
-    let (link, facts, name) = probe(&dpdk.device)?;
+    let (mut link, mut facts, name) = probe(&dpdk.device, config)?;
+    facts.mtu = facts.mtu.min(MTU_MAX);
+    let is_aimed = is_aimed(&dpdk.device, facts.queues, config)?;
     let port = match config.port {
         0 => any_port(),
         port => port,
     };
-    let mtu = facts.mtu.min(MTU_MAX);
     let stack = Stack::new(site, facts.mac, port);
     let device = Device {
         name,
         mac: facts.mac,
-        mtu: mtu.into(),
-        queues: QUEUES,
-        rx_ring_len: ON_THE_WAY,
-        chunk_len: chunk_len_for(None, mtu.into()),
+        mtu: facts.mtu.into(),
+        queues: QUEUES as u32,
+        rx_ring_len: AIMED_RING,
+        chunk_len: match is_aimed {
+            true => PACKET_HEADROOM as u32 + ROOM as u32,
+            false => chunk_len_for(None, facts.mtu.into()),
+        },
         caps: Caps {
-            tx_bound: ON_THE_WAY,
-            ahead: false,
+            witness: !is_aimed,
+            // What the driver writes beside packets shows before the first session.
+            prefix_len: if is_aimed { PREFIX_LEN_MAX } else { 0 },
+            tx_bound: if is_aimed { 0 } else { ON_THE_WAY },
+            tx_steers: facts.queues > 1,
             ..Caps::copying(0)
         },
     };
@@ -88,8 +99,44 @@ pub fn open(
         Wire::IpFrag => Err(RejectReason::Unsupported.into()),
         Wire::Lm => admit.admit(application),
     };
-    let open = |memory: PortMemory<'_>| Ok(DpdkNic::new(link, stack, facts.mac, mtu, memory));
-    Ok(Endpoint::over_with(&device, config, Box::new(admit), open)?)
+    let mut core = None;
+    let open = |memory: PortMemory<'_>| {
+        if is_aimed && !link.aim(memory.mapping) {
+            let text =
+                "another endpoint of this program has the memory that DPDK began with; ask for --mode copy";
+            return Err(PortError::Other(text.into()));
+        }
+        let nic = DpdkNic::new(link, stack, &facts, is_aimed, memory);
+        core = Some(Arc::clone(&nic.core));
+        Ok(nic)
+    };
+    let endpoint = Endpoint::over_with(&device, config, Box::new(admit), open)?;
+    // The first frames are posted, so that packets show what the driver writes beside them.
+    let started = core.map_or(Ok(()), |core| lock(&core).link.start());
+    started.map_err(|fault| DpdkError::Device(format!("{} {}; {REMEDY}", dpdk.device, eal::told(fault))))?;
+    Ok(endpoint)
+}
+
+/// Whether the device is to write to LM's own places: one whose driver takes buffers ahead, and was tried.
+fn is_aimed(device: &str, queues: u16, config: &EndpointConfig) -> Result<bool, DpdkError> {
+    let obstacle = if !device.starts_with(AIMED) {
+        "copies packets, or was not tried in zero-copy mode"
+    } else if ["mrg_rxbuf=1", "vectorized=1"]
+        .iter()
+        .any(|argument| device.contains(argument))
+    {
+        "receives in another way with mrg_rxbuf=1 or vectorized=1"
+    } else if usize::from(queues) < QUEUES || config.link.queue.is_some_and(|queue| queue != 1) {
+        "has no queue for what lands alone (queues=2 at both ends brings one)"
+    } else {
+        return Ok(config.link.mode != ModeRequest::Copy);
+    };
+    match config.link.mode {
+        ModeRequest::Auto | ModeRequest::Copy => Ok(false),
+        _ => Err(DpdkError::Device(format!(
+            "{device} {obstacle}; ask for --mode copy or auto"
+        ))),
+    }
 }
 
 /// The address, if it is one that a host may have.
@@ -119,13 +166,18 @@ fn site(dpdk: &DpdkConfig) -> Result<Site, DpdkError> {
 }
 
 /// The device, started.
-fn probe(devargs: &str) -> Result<(Link, shim::Facts, String), DpdkError> {
-    let remedy = "check the driver's name and number, its arguments and the privileges it needs (--dpdk \
-                  net_vhost0,iface=/tmp/lm.sock)";
+fn probe(devargs: &str, config: &EndpointConfig) -> Result<(Link, shim::Facts, String), DpdkError> {
     let name = devargs.split(',').next().unwrap_or_default();
-    let (Ok(all), Ok(first), false) = (CString::new(devargs), CString::new(name), name.is_empty()) else {
+    let mut all = devargs.to_owned();
+    // Of what lies before a packet a driver is to read nothing, since the next one is there; and its ring is as short as what is on the way.
+    for (key, value) in [(",mrg_rxbuf=", "0"), (",queue_size=", "128")] {
+        if name.starts_with(AIMED) && !devargs.contains(key) {
+            all += &[key, value].concat();
+        }
+    }
+    let (Ok(all), Ok(first), false) = (CString::new(all), CString::new(name), name.is_empty()) else {
         return Err(DpdkError::Device(format!(
-            "--dpdk {devargs:?} names no driver; {remedy}"
+            "--dpdk {devargs:?} names no driver; {REMEDY}"
         )));
     };
     if name.starts_with("net_ring") {
@@ -142,17 +194,24 @@ fn probe(devargs: &str) -> Result<(Link, shim::Facts, String), DpdkError> {
             format!("{path} is there already; if no program listens there any more, remove it (rm {path})");
         return Err(DpdkError::Device(text));
     }
-    eal::begin().map_err(DpdkError::Device)?;
-    match Link::open(&all, &first) {
+    eal::begin(config).map_err(DpdkError::Device)?;
+    // Each end's transmit queue selects the other's receive queue there; one end has buffers that are waited for.
+    let is_vhost = name.starts_with("net_vhost");
+    let queues = if is_vhost || name.starts_with(AIMED) {
+        QUEUES as u16
+    } else {
+        1
+    };
+    match Link::open(&all, &first, queues, is_vhost) {
         Ok((link, facts)) => Ok((link, facts, name.to_owned())),
-        Err((fault, said)) => {
-            let reason = eal::reason(&said).unwrap_or_else(|| "DPDK gives no reason".to_owned());
+        Err(fault) => {
             let remedy = match argument("path=") {
                 Some(path) => format!("start the program that listens on {path} first"),
-                None => remedy.to_owned(),
+                None => REMEDY.to_owned(),
             };
             Err(DpdkError::Device(format!(
-                "{devargs} {fault}: {reason}; {remedy}"
+                "{devargs} {}; {remedy}",
+                eal::told(fault)
             )))
         }
     }

@@ -1,9 +1,11 @@
-//! The queues of a port (steps 4 to 6 of ARCHITECTURE.md): one queue of the device is all of them.
+//! The queues of a port (steps 4 to 6 of ARCHITECTURE.md).
 //!
 //! ```text
 //!  device ─▶ driver's memory ─▶ gate's model ─┬─▶ copied to the next entry of its queue, and logged
 //!                                             └─▶ stack
 //! ```
+//! An aimed device writes to the entries itself (shim.c): there each queue is one of the device's, and no packet of the landing queue is looked at.
+//!
 //! [`Core`] is what all parts of a port share. One thread uses them, so its lock is never waited for. The n-th packet that the gate accepts for a
 //! queue takes the queue's n-th entry (I3), and is copied there before its descriptor shows.
 
@@ -18,11 +20,8 @@ use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Log, Verdict};
 use lm_protocol::landing::LogEntry;
 
-use crate::shim::{Link, Packet, ROOM};
+use crate::shim::{ENTRIES, Link, NONE, Packet, QUEUES, ROOM};
 use crate::stack::Stack;
-
-/// Queues of a port, by number.
-pub(crate) const QUEUES: u32 = 2;
 
 /// Where a packet has its LM type: behind Ethernet, IP and UDP header.
 const TYPE_AT: usize = 42;
@@ -36,6 +35,8 @@ const LOOK_AFTER_NS: u64 = 500_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     pub(crate) role: Option<Role>,
+    /// The device writes to its entries itself, which the link has then.
+    aims: bool,
     /// Posted and not used.
     entries: VecDeque<u64>,
     /// Copied to entries, and not shown yet.
@@ -47,9 +48,11 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Begins anew, with room for all entries that the queue may have.
-    pub(crate) fn open(&mut self, spec: &QueueSpec) {
+    pub(crate) fn open(&mut self, spec: &QueueSpec, aims: bool) {
+        assert!(spec.rx_len <= ENTRIES);
         *self = Queue {
             role: Some(spec.role),
+            aims,
             entries: VecDeque::with_capacity(spec.rx_len as usize),
             arrived: VecDeque::with_capacity(spec.rx_len as usize),
             completed: VecDeque::with_capacity(spec.tx_len as usize),
@@ -85,7 +88,9 @@ pub(crate) struct Core {
     pub(crate) link: Link,
     pub(crate) gate: ModelGate,
     pub(crate) stack: Stack,
-    pub(crate) queues: [Queue; QUEUES as usize],
+    pub(crate) queues: [Queue; QUEUES],
+    /// The device reads what is sent, and writes what it receives, where LM has it.
+    pub(crate) is_aimed: bool,
     pub(crate) mapping: Arc<Mapping>,
     /// Bytes that a frame has for a packet.
     pub(crate) capacity: usize,
@@ -121,19 +126,39 @@ impl Core {
     pub(crate) fn receive(&mut self) {
         for at in 0..self.link.receive() {
             let packet = self.link.packet(at);
-            let number = self.queue_for(packet);
-            match self.gate.run(number as u32, packet) {
-                Verdict::RedirectLanding | Verdict::RedirectGeneral => {
-                    self.copied += packet.len() as u64;
-                    self.queues[number].land(&self.mapping, self.capacity, packet);
-                }
-                _ => {
-                    let now_ns = self.now_ns();
-                    self.stack.take(self.link.packet(at), now_ns);
-                    self.send_answer();
+            let queue = &self.queues[packet.queue];
+            let aims = queue.aims;
+            // Where packets land none is read, and the gate lets all in.
+            let bytes = match aims && queue.role == Some(Role::Landing) {
+                true => &[],
+                false => self.link.bytes(at),
+            };
+            let number = if aims { packet.queue } else { self.queue_for(bytes) };
+            let verdict = self.gate.run(number as u32, bytes);
+            let enters = matches!(verdict, Verdict::RedirectLanding | Verdict::RedirectGeneral);
+            let (entry, len) = (packet.address, packet.len);
+            if enters && !aims {
+                self.copied += len as u64;
+                self.queues[number].land(&self.mapping, self.capacity, bytes);
+            } else if enters && entry != NONE {
+                let descriptor = Descriptor::received(entry, PACKET_HEADROOM as u16, len as u32);
+                self.queues[number].arrived.push_back(descriptor);
+            } else {
+                // What came to the driver's own memory shows nothing of what the device writes beside packets.
+                self.pass(at);
+                if entry != NONE {
+                    // SAFETY: it was posted, its packet was read, and the engine is not told of it.
+                    unsafe { self.link.post(packet.queue, &[entry]) };
                 }
             }
         }
+    }
+
+    /// Gives a packet to the stack, and sends what it answers.
+    fn pass(&mut self, at: usize) {
+        let now_ns = self.now_ns();
+        self.stack.take(self.link.bytes(at), now_ns);
+        self.send_answer();
     }
 
     /// Sends what the stack wrote last, if it wrote something. `false`: there was no room.
@@ -150,9 +175,12 @@ impl Core {
             // SAFETY: they lie in the mapping, and their owner leaves them alone until they are completed; `submit` looked at their lengths.
             let taken = unsafe { self.link.send(first) };
             for packet in self.outgoing.drain(..taken) {
-                self.copied += packet.len as u64;
-                self.queues[packet.queue].completed.push_back(packet.address);
+                if !self.is_aimed {
+                    self.copied += packet.len as u64;
+                    self.queues[packet.queue].completed.push_back(packet.address);
+                }
             }
+            self.complete();
             if taken > 0 {
                 self.stuck_ns = None;
             } else if self.has_unsent() {
@@ -161,6 +189,13 @@ impl Core {
         }
         self.stuck_ns = None;
         Ok(Flushed { woken, unsent: false })
+    }
+
+    /// What an aimed device is done with is completed.
+    pub(crate) fn complete(&mut self) {
+        for done in self.link.done() {
+            self.queues[done.queue].completed.push_back(done.address);
+        }
     }
 
     fn has_unsent(&self) -> bool {
@@ -241,8 +276,13 @@ impl RxQueue for DpdkRx {
 
     fn submit(&mut self, count: u32) {
         let mut core = lock(&self.core);
+        let core = &mut *core;
         let submitted = &self.written[..count as usize];
-        core.queues[self.queue].entries.extend(submitted);
+        match core.queues[self.queue].aims {
+            // SAFETY: the engine posts frames of the mapping that are the port's then, and as many as `room` allows.
+            true => unsafe { core.link.post(self.queue, submitted) },
+            false => core.queues[self.queue].entries.extend(submitted),
+        }
         self.posted += count;
     }
 

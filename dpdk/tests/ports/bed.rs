@@ -3,12 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, ReceiveConfig,
+    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, ReceiveConfig, RecvError,
 };
 use lm_dpdk::{DpdkConfig, DpdkNic};
 use lm_protocol::session::Permit;
@@ -56,12 +57,15 @@ impl Wire {
         self.folder.join("lm.sock").display().to_string()
     }
 
-    /// Both ends; `arguments` are of the second.
-    pub(crate) fn ends(&self, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
+    /// Both ends; `arguments` are of the second, which is aimed where there are two queues.
+    pub(crate) fn ends(&self, queues: u32, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
         let (number, socket) = (self.number, self.socket());
         [
-            open(format!("net_vhost{number},iface={socket}"), A),
-            open(format!("net_virtio_user{number},path={socket},{arguments}"), B),
+            open(format!("net_vhost{number},iface={socket},queues={queues}"), A),
+            open(
+                format!("net_virtio_user{number},path={socket},queues={queues},{arguments}"),
+                B,
+            ),
         ]
     }
 }
@@ -116,57 +120,89 @@ fn byte(tag: u64, at: usize) -> u8 {
     (mixed >> 56) as u8
 }
 
-/// Sends messages of these lengths from one end to the other, up to four under way; all bytes are compared. What both counted.
+/// Sends messages of these lengths from one end to the other in a session, up to four under way, and ends it within another message; all bytes are
+/// compared. What both counted.
 pub(crate) fn carry(
     ends: &mut [Endpoint<DpdkNic>; 2],
     to: Ipv4Addr,
     delivery: Delivery,
     lens: &[usize],
+    patience: Duration,
 ) -> [Counters; 2] {
-    let over = AtomicBool::new(false);
     let [from, receiver] = ends;
     let options = ConnectOptions {
         max_message_len: 64 << 20,
         messages_in_flight: 4,
         delivery,
-        timeout: PATIENCE,
+        timeout: patience,
         ..ConnectOptions::default()
     };
-    /// Says so however this side ends.
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Release);
-        }
-    }
+    let (alive, sender) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let sending = Over(&over);
-        let receiving = scope.spawn(|| {
-            for (tag, &len) in (0..).zip(lens) {
-                let message = receiver
-                    .recv(Some(PATIENCE))
-                    .unwrap_or_else(|error| panic!("{tag}: {error}"));
-                assert_eq!((message.tag(), message.len()), (tag, len));
+        // Gone however this side ends.
+        let _alive = alive;
+        let receiving = scope.spawn(move || {
+            let mut missing: Vec<_> = (0..).zip(lens).collect();
+            while !missing.is_empty() {
+                let came = loop {
+                    match receiver.recv(Some(Duration::from_millis(100))) {
+                        Err(RecvError::TimedOut) if sender.try_recv() == Err(TryRecvError::Empty) => {}
+                        came => break came,
+                    }
+                };
+                let message = came.unwrap_or_else(|error| panic!("{missing:?}: {error}"));
+                let (tag, len) = (message.tag(), message.len());
                 let wrong = (0..len).find(|&at| message[at] != byte(tag, at));
                 assert_eq!(wrong, None, "of message {tag}, {len} bytes");
+                let at = missing.iter().position(|expected| *expected == (tag, &len));
+                missing.swap_remove(at.unwrap_or_else(|| panic!("{tag} of {len} bytes, not {missing:?}")));
             }
-            while !over.load(Ordering::Acquire) {
-                receiver.poll();
+            let counters = receiver.counters();
+            let deadline = Instant::now() + patience;
+            while receiver.counters().sessions_ended == counters.sessions_ended {
+                assert!(
+                    Instant::now() < deadline,
+                    "the session does not end: {counters:?}"
+                );
+                // Of the last message something may have come.
+                let _ = receiver.try_recv();
                 receiver.wait(Duration::from_millis(1));
             }
+            counters
         });
         let peer = from.connect(SocketAddrV4::new(to, PORT), &options);
         let peer = peer.unwrap_or_else(|error| panic!("{error}"));
-        for (tag, &len) in (0..).zip(lens) {
+        let failed = from.counters().messages_failed;
+        let deadline = Instant::now() + patience;
+        let send = |from: &mut Endpoint<DpdkNic>, tag, len| {
             let payload: Vec<u8> = (0..len).map(|at| byte(tag, at)).collect();
-            let sent = from.send_copy(peer, &payload, tag);
-            sent.unwrap_or_else(|error| panic!("{tag}: {error}"));
+            while let Err(error) = from.try_send_copy(peer, &payload, tag) {
+                assert!(Instant::now() < deadline, "{tag}: {error}");
+                from.poll();
+            }
+        };
+        for (tag, &len) in (0..).zip(lens) {
+            send(from, tag, len);
         }
-        from.flush(PATIENCE).expect("confirmed");
-        drop(sending);
-        if let Err(panic) = receiving.join() {
-            std::panic::resume_unwind(panic);
+        while let Err(error) = from.flush(Duration::from_millis(100)) {
+            assert!(!receiving.is_finished() && Instant::now() < deadline, "{error}");
         }
-    });
-    [from.counters(), receiver.counters()]
+        let counters = from.counters();
+        assert_eq!(counters.messages_failed, failed, "{counters:?}");
+        send(from, 99, 4 << 20);
+        while from.counters().data_packets_sent == counters.data_packets_sent {
+            assert!(Instant::now() < deadline, "nothing leaves: {counters:?}");
+            from.poll();
+        }
+        from.peer(peer).end_session();
+        while !receiving.is_finished() {
+            assert!(Instant::now() < deadline, "the receiver does not end");
+            from.poll();
+            from.wait(Duration::from_millis(1));
+        }
+        let received = receiving
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        [counters, received]
+    })
 }
