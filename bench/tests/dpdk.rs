@@ -190,7 +190,7 @@ fn bad_command_lines_have_a_reason() {
         ("net_null0", "", "--dpdk-address"),
         ("net_null0", "--interface lo", "--interface"),
         ("net_null0", "--dpdk-address 10.9.0.2", "--dpdk-address"),
-        ("net_null0", "--dpdk-address 10.9.0.2/33", "no host's address"),
+        ("net_null0", "--dpdk-address 10.9.0.2/33", "--dpdk-address"),
         ("net_null0", "--dpdk-address 10.9.0.0/24", "no host's address"),
         ("net_null0", "--dpdk-address 10.9.0.255/24", "no host's address"),
         ("net_null0", "--dpdk-address 224.0.0.1/4", "no host's address"),

@@ -26,7 +26,7 @@ pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
     let begin = move || {
         // It binds the thread that it begins on to one core. That thread ends.
         let thread = std::thread::spawn(move || {
-            let core = first_core();
+            let core = rustix::thread::sched_getcpu();
             let arguments = [
                 "lm",
                 "--no-huge",
@@ -44,31 +44,16 @@ pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
             shim::begin(&arguments)
         });
         let begun = thread.join().expect("nothing there panics");
-        begun.map_err(|error| {
-            let reason = reason(&shim::said()).unwrap_or_else(|| error.to_string());
-            format!(
-                "DPDK does not begin: {reason}; one program may begin it once, and needs 256 MiB of memory"
-            )
+        begun.map_err(|fault| {
+            let told = told(fault);
+            format!("DPDK {told}; one program may begin it once, and needs 256 MiB of memory")
         })
     };
     BEGUN.get_or_init(begin).clone()
 }
 
-/// A core that this program may run on.
-fn first_core() -> usize {
-    let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-    let count = rustix::thread::CpuSet::MAX_CPU;
-    (0..count).find(|&core| cores.is_set(core)).unwrap_or_default()
-}
-
-/// What could not be done, and why.
+/// What could not be done, and why: the first error that DPDK logged, since what called the part that failed logs behind it.
 pub(crate) fn told((fault, said): Fault) -> String {
-    let reason = reason(&said).unwrap_or_else(|| "DPDK gives no reason".to_owned());
-    format!("{fault}: {reason}")
-}
-
-/// The reason among the errors that DPDK logged: the first one, since what called the part that failed logs behind it.
-fn reason(said: &str) -> Option<String> {
-    let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.next().map(str::to_owned)
+    let reason = said.lines().map(str::trim).find(|line| !line.is_empty());
+    format!("{fault}: {}", reason.unwrap_or("DPDK gives no reason"))
 }

@@ -7,8 +7,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::memory::{PACKET_HEADROOM, Umem};
-use lm_dataplane::port::{Datagrams, EffectiveMode, Port, PortError, QueueSpec, Role, Socket, SocketEvent};
+use lm_dataplane::memory::Umem;
+use lm_dataplane::port::SocketEvent;
+use lm_dataplane::port::{Datagrams, EffectiveMode, Port, PortError, QueueSpec, Role, RxQueue as _, Socket};
 use lm_dataplane::{PortMemory, Waker};
 use lm_ebpf::model::ModelGate;
 use lm_protocol::landing::SessionAdmission;
@@ -28,7 +29,6 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub struct DpdkNic {
     pub(crate) core: Shared,
-    local: SocketAddrV4,
     opened: Instant,
     waker: Option<Arc<Waker>>,
 }
@@ -42,8 +42,8 @@ impl DpdkNic {
         is_aimed: bool,
         memory: PortMemory<'_>,
     ) -> DpdkNic {
-        let local = stack.local();
-        let mut gate = ModelGate::new(Some(*local.ip()), local.port(), local.port() + 1);
+        let (ip, port) = (*stack.local().ip(), stack.local().port());
+        let mut gate = ModelGate::new(Some(ip), port, port + 1);
         gate.set_mac(facts.mac);
         let opened = Instant::now();
         let core = Core {
@@ -52,7 +52,6 @@ impl DpdkNic {
             stack,
             queues: Default::default(),
             mapping: Arc::clone(memory.mapping),
-            capacity: (u64::from(memory.chunk_len) - PACKET_HEADROOM) as usize,
             mtu: facts.mtu,
             is_aimed,
             outgoing: VecDeque::new(),
@@ -63,7 +62,6 @@ impl DpdkNic {
         };
         DpdkNic {
             core: Arc::new(Mutex::new(core)),
-            local,
             opened,
             waker: None,
         }
@@ -118,7 +116,7 @@ impl Port for DpdkNic {
         drop(core);
         let (new_rx, new_tx) = self.open(spec)?;
         (*rx, *tx) = (new_rx.ok_or(PortError::NoQueueOpen { queue })?, new_tx);
-        lm_dataplane::port::RxQueue::allow(rx, lm_dataplane::port::RxQueue::accepted(rx));
+        rx.allow(rx.accepted());
         Ok(())
     }
 
@@ -175,17 +173,13 @@ impl Port for DpdkNic {
             return Ok(true);
         }
         drop(core);
-        let timeout = timeout.min(LOOK_EVERY);
-        let Some(waker) = &self.waker else {
-            std::thread::sleep(timeout);
-            return Ok(false);
-        };
         let timeout = Timespec {
             tv_sec: 0,
-            tv_nsec: timeout.subsec_nanos().into(),
+            tv_nsec: timeout.min(LOOK_EVERY).subsec_nanos().into(),
         };
-        let woken = rustix::event::poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&timeout))?;
-        Ok(woken > 0)
+        let waker = self.waker.as_ref();
+        let mut waker = waker.map(|waker| PollFd::new(waker, PollFlags::IN));
+        Ok(rustix::event::poll(waker.as_mut_slice(), Some(&timeout))? > 0)
     }
 
     fn effective_mode(&self) -> EffectiveMode {
@@ -198,7 +192,7 @@ impl Port for DpdkNic {
 
 impl Datagrams for DpdkNic {
     fn local(&self) -> SocketAddrV4 {
-        self.local
+        lock(&self.core).stack.local()
     }
 
     fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {

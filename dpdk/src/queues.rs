@@ -60,13 +60,10 @@ impl Queue {
         };
     }
 
-    /// Copies a packet that the gate accepted, of at most `capacity` bytes: a longer one would lie on the next frame.
-    fn land(&mut self, mapping: &Mapping, capacity: usize, packet: &[u8]) {
+    /// Copies a packet that the gate accepted.
+    fn land(&mut self, mapping: &Mapping, packet: &[u8]) {
         let len = packet.len();
-        if len > capacity {
-            self.drops.dropped += 1;
-            return;
-        }
+        assert!(len <= ROOM, "a longer one would lie on the next frame");
         let Some(entry) = self.entries.pop_front() else {
             self.drops.no_entry += 1;
             self.drops.dropped += 1;
@@ -92,8 +89,6 @@ pub(crate) struct Core {
     /// The device reads what is sent, and writes what it receives, where LM has it.
     pub(crate) is_aimed: bool,
     pub(crate) mapping: Arc<Mapping>,
-    /// Bytes that a frame has for a packet.
-    pub(crate) capacity: usize,
     pub(crate) mtu: u16,
     /// Packets to be sent, of all queues, in the order in which they were submitted: where the device takes none for a while, none overtakes
     /// one that it speaks of.
@@ -139,7 +134,7 @@ impl Core {
             let (entry, len) = (packet.address, packet.len);
             if enters && !aims {
                 self.copied += len as u64;
-                self.queues[number].land(&self.mapping, self.capacity, bytes);
+                self.queues[number].land(&self.mapping, bytes);
             } else if enters && entry != NONE {
                 let descriptor = Descriptor::received(entry, PACKET_HEADROOM as u16, len as u32);
                 self.queues[number].arrived.push_back(descriptor);
@@ -205,12 +200,12 @@ impl Core {
     /// The device takes nothing: whether there is something at its other end. A driver may make a system call for that, so not at once.
     fn look_at_link(&mut self) -> Result<(), WakeError> {
         let now_ns = self.now_ns();
-        match self.stuck_ns {
-            None => (self.stuck_ns, self.is_down) = (Some(now_ns), false),
-            Some(since_ns) if now_ns - since_ns >= LOOK_AFTER_NS => {
-                (self.stuck_ns, self.is_down) = (Some(now_ns), !self.link.is_up());
-            }
-            Some(_) => {}
+        let since_ns = *self.stuck_ns.get_or_insert_with(|| {
+            self.is_down = false;
+            now_ns
+        });
+        if now_ns - since_ns >= LOOK_AFTER_NS {
+            (self.stuck_ns, self.is_down) = (Some(now_ns), !self.link.is_up());
         }
         match self.is_down {
             true => Err(WakeError::Down),
@@ -428,25 +423,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_that_is_longer_than_a_frame_is_dropped() {
+    fn the_longest_packet_stays_in_its_frame_and_one_without_an_entry_is_dropped() {
         let mapping = Mapping::new(8192, HugePages::Off).expect("two pages");
         let mut queue = Queue::default();
-        queue.entries.extend([0, 2048]);
-        for len in [1793, 1792, 1, 1] {
-            queue.land(&mapping, 1792, &vec![7; len]);
+        queue.entries.extend([0, 2304]);
+        for len in [ROOM, 1, 1] {
+            queue.land(&mapping, &vec![7; len]);
         }
-        let arrived: Vec<_> = queue
-            .arrived
-            .iter()
-            .map(|packet| (packet.start(), packet.len))
-            .collect();
-        assert_eq!(arrived, [(256, 1792), (2048 + 256, 1)]);
-        assert_eq!((queue.drops.dropped, queue.drops.no_entry), (2, 1));
+        let arrived = queue.arrived.iter().map(|packet| (packet.start(), packet.len));
+        assert_eq!(arrived.collect::<Vec<_>>(), [(256, 2048), (2304 + 256, 1)]);
+        assert_eq!((queue.drops.dropped, queue.drops.no_entry), (1, 1));
         // SAFETY: nothing else reads or writes it.
         let bytes = unsafe { mapping.slice(0, 4096) };
-        assert_eq!(
-            (bytes[255], bytes[256], bytes[2047], bytes[2048], bytes[2304]),
-            (0, 7, 7, 0, 7)
-        );
+        assert_eq!([255, 256, 2303, 2304, 2560].map(|at| bytes[at]), [0, 7, 7, 0, 7]);
     }
 }

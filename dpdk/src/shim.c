@@ -12,7 +12,6 @@
  */
 #define _GNU_SOURCE
 #define ALLOW_EXPERIMENTAL_API
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +20,6 @@
 
 #include <rte_dev.h>
 #include <rte_eal.h>
-#include <rte_errno.h>
 #include <rte_ethdev.h>
 #include <rte_log.h>
 #include <rte_malloc.h>
@@ -35,6 +33,7 @@
 #define ENTRIES 32768
 #define AIMED_RING 128
 #define NONE (~0ULL)
+#define SAID_LEN 4096
 
 #define RING 256
 /* What a ring, a burst and the driver's own stock may hold; mempools like powers of two less one. */
@@ -120,44 +119,31 @@ struct lm_port {
 	unsigned long long unfit, copied;
 };
 
-/* What DPDK logged since the last look: its calls fail without a reason. */
-static struct {
-	pthread_mutex_t lock;
-	char text[4096];
-	size_t len;
-} said = { .lock = PTHREAD_MUTEX_INITIALIZER };
+/* What DPDK logged since the last look, as far as it has room there: its calls fail without a reason. */
+static char said[SAID_LEN];
+static FILE *saying;
 
-static ssize_t keep(void *cookie, const char *text, size_t len)
+/* Moves what was logged to `into`, which has SAID_LEN bytes; how long it is. */
+size_t lm_dpdk_said(char *into)
 {
-	(void)cookie;
-	pthread_mutex_lock(&said.lock);
-	if (len <= sizeof(said.text) - said.len) {
-		memcpy(said.text + said.len, text, len);
-		said.len += len;
-	}
-	pthread_mutex_unlock(&said.lock);
-	return (ssize_t)len;
-}
-
-/* Moves what was logged to `into`; how long it is. */
-size_t lm_dpdk_said(char *into, size_t room)
-{
-	pthread_mutex_lock(&said.lock);
-	size_t len = said.len < room ? said.len : room;
-	memcpy(into, said.text, len);
-	said.len = 0;
-	pthread_mutex_unlock(&said.lock);
+	flockfile(saying);
+	size_t len = ftell(saying);
+	memcpy(into, said, len);
+	rewind(saying);
+	funlockfile(saying);
 	return len;
 }
 
-/* Begins DPDK, once in a process; an errno. */
-int lm_dpdk_begin(int count, char **arguments)
+/* Begins DPDK, once in a process; what could not be done. */
+const char *lm_dpdk_begin(int count, char **arguments)
 {
-	FILE *log = fopencookie(NULL, "w", (cookie_io_functions_t){ .write = keep });
-	if (!log)
-		return ENOMEM;
-	rte_openlog_stream(log);
-	return rte_eal_init(count, arguments) < 0 ? rte_errno : 0;
+	saying = fmemopen(said, sizeof(said), "w");
+	if (!saying)
+		abort();
+	/* Else a line that has no room would stay in the stream's own buffer. */
+	setvbuf(saying, NULL, _IONBF, 0);
+	rte_openlog_stream(saying);
+	return rte_eal_init(count, arguments) < 0 ? "does not begin" : NULL;
 }
 
 /* Faults and mistakes that tests put in. */
@@ -392,8 +378,7 @@ static const char *make_pools(struct lm_port *port)
 }
 
 /* Finds the device that `devargs` describe, to use `queues` pairs of its queues at most. NULL: `facts` has the reason. */
-struct lm_port *lm_dpdk_open(const char *devargs, const char *name, unsigned short queues, bool steers,
-			     struct lm_facts *facts)
+struct lm_port *lm_dpdk_open(const char *devargs, unsigned short queues, bool steers, struct lm_facts *facts)
 {
 	struct lm_port *port = calloc(1, sizeof(*port));
 
@@ -401,7 +386,7 @@ struct lm_port *lm_dpdk_open(const char *devargs, const char *name, unsigned sho
 	if (!port)
 		return NULL;
 	port->devargs = strdup(devargs);
-	port->name = strdup(name);
+	port->name = strndup(devargs, strcspn(devargs, ","));
 	port->steers = steers;
 	port->queues = queues;
 	if (port->devargs && port->name)

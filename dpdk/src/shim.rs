@@ -16,6 +16,8 @@ pub(crate) const QUEUES: usize = 2;
 pub(crate) const ENTRIES: u32 = 32768;
 /// Packets that an aimed device holds on each receive queue.
 pub(crate) const AIMED_RING: u32 = 128;
+/// Room for what DPDK logs.
+const SAID_LEN: usize = 4096;
 /// No place in LM's memory.
 pub(crate) const NONE: u64 = u64::MAX;
 
@@ -78,11 +80,10 @@ pub(crate) struct Counters {
 unsafe extern "C" {
     #[cfg(feature = "faults")]
     fn lm_dpdk_put_in(seed: c_ulonglong, rate: c_uint, mistake: c_uint);
-    fn lm_dpdk_said(into: *mut c_char, room: usize) -> usize;
-    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> c_int;
+    fn lm_dpdk_said(into: *mut u8) -> usize;
+    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> *const c_char;
     fn lm_dpdk_open(
         devargs: *const c_char,
-        name: *const c_char,
         queues: c_ushort,
         steers: bool,
         facts: *mut Facts,
@@ -110,28 +111,25 @@ pub fn put_in(seed: u64, rate: u32, mistake: u32) {
     unsafe { lm_dpdk_put_in(seed, rate, mistake) };
 }
 
-/// What DPDK logged since this was asked last.
-pub(crate) fn said() -> String {
-    let mut text = [0; 4096];
-    // SAFETY: the room is that of `text`.
-    let len = unsafe { lm_dpdk_said(text.as_mut_ptr().cast(), text.len()) };
+/// What DPDK logged since this was asked last. It was begun.
+fn said() -> String {
+    let mut text = [0; SAID_LEN];
+    // SAFETY: it writes no more, and has its stream since DPDK was begun.
+    let len = unsafe { lm_dpdk_said(text.as_mut_ptr()) };
     String::from_utf8_lossy(&text[..len]).into_owned()
 }
 
 /// Begins DPDK with these arguments. Once in a process.
-pub(crate) fn begin(arguments: &[CString]) -> std::io::Result<()> {
+pub(crate) fn begin(arguments: &[CString]) -> Result<(), Fault> {
     let pointers = arguments.iter().map(|argument| argument.as_ptr().cast_mut());
     let mut pointers: Vec<*mut c_char> = pointers.chain([std::ptr::null_mut()]).collect();
     // SAFETY: a list of `argc` strings and a null, as main has it. DPDK keeps copies, and permutes the list alone.
-    match unsafe { lm_dpdk_begin(arguments.len() as c_int, pointers.as_mut_ptr()) } {
-        0 => Ok(()),
-        error => Err(std::io::Error::from_raw_os_error(error)),
-    }
+    fault(unsafe { lm_dpdk_begin(arguments.len() as c_int, pointers.as_mut_ptr()) })
 }
 
-/// Memory that drivers may know, by its address, and the mapping that has its pages. DPDK does not get it back: what no mapping but this list's has is
-/// used again.
-static BLOCKS: Mutex<Vec<(Arc<Mapping>, usize)>> = Mutex::new(Vec::new());
+/// Memory that drivers may know, by its address, and the mapping that has its pages. DPDK does not get it back: once no port has that mapping it is
+/// used again. There is one: DPDK begins with memory for one endpoint.
+static BLOCK: Mutex<Option<(Arc<Mapping>, usize)>> = Mutex::new(None);
 
 /// Devices come and go one at a time: DPDK's lists of them, and what it says meanwhile, are the process's.
 static DEVICES: Mutex<()> = Mutex::new(());
@@ -168,14 +166,8 @@ fn fault(said_so: *const c_char) -> Result<(), Fault> {
 }
 
 impl Link {
-    /// Finds what `devargs` describe, whose device is called `name`, to use so many pairs of queues at most. `steers`: what is sent on a queue leaves
-    /// on the device's of that number.
-    pub(crate) fn open(
-        devargs: &CStr,
-        name: &CStr,
-        queues: u16,
-        steers: bool,
-    ) -> Result<(Link, Facts), Fault> {
+    /// Finds what `devargs` describe, to use so many pairs of queues at most. `steers`: what is sent on a queue leaves on the device's of that number.
+    pub(crate) fn open(devargs: &CStr, queues: u16, steers: bool) -> Result<(Link, Facts), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         drop(said());
         let mut facts = Facts {
@@ -184,8 +176,8 @@ impl Link {
             queues: 0,
             fault: std::ptr::null(),
         };
-        // SAFETY: two live strings, and facts to be written.
-        let port = unsafe { lm_dpdk_open(devargs.as_ptr(), name.as_ptr(), queues, steers, &mut facts) };
+        // SAFETY: a live string, and facts to be written.
+        let port = unsafe { lm_dpdk_open(devargs.as_ptr(), queues, steers, &mut facts) };
         fault(facts.fault)?;
         let link = Link {
             port: NonNull::new(port).ok_or_else(|| ("has no memory", said()))?,
@@ -196,19 +188,21 @@ impl Link {
         Ok((link, facts))
     }
 
-    /// Gives the device places in this memory from its start on. `false`: DPDK has not so much.
+    /// Gives the device places in this memory from its start on. `false`: another port has what DPDK has, or it is not so much.
     pub(crate) fn aim(&mut self, mapping: &Arc<Mapping>) -> bool {
-        let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut fit = blocks
-            .iter_mut()
-            .map(|(of, _)| of.len() == mapping.len() && Arc::get_mut(of).is_some());
-        let memory = fit.position(|fits| fits).map_or(0, |at| blocks.swap_remove(at).1);
+        let mut block = BLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        if block.as_mut().is_some_and(|(of, _)| Arc::get_mut(of).is_none()) {
+            return false;
+        }
+        let memory = block
+            .take_if(|(of, _)| of.len() == mapping.len())
+            .map_or(0, |(_, memory)| memory);
         let (base, len) = (mapping.base().as_ptr(), mapping.len() as usize);
         // SAFETY: a port that is not started; whole pages of the mapping that nothing was written to yet; and memory of as many bytes from an
         // earlier call whose mapping is gone, or null.
         let memory = unsafe { lm_dpdk_aim(self.port.as_ptr(), memory as *mut u8, base, len) };
         if !memory.is_null() {
-            blocks.push((Arc::clone(mapping), memory as usize));
+            *block = Some((Arc::clone(mapping), memory as usize));
             self.aimed = Some(Arc::clone(mapping));
         }
         !memory.is_null()

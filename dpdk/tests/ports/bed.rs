@@ -8,10 +8,11 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ipnet::Ipv4Net;
 use lm_dataplane::{
     ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, ReceiveConfig, RecvError,
 };
-use lm_dpdk::{DpdkConfig, DpdkNic};
+use lm_dpdk::{DpdkConfig, DpdkNic, put_in};
 use lm_protocol::session::Permit;
 
 const PORT: u16 = 7168;
@@ -72,6 +73,8 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        // Before another test has its turn.
+        put_in(0, 0, 0);
         let left: Vec<_> = std::fs::read_dir(&self.folder)
             .expect("it is there")
             .flatten()
@@ -103,8 +106,7 @@ fn config() -> EndpointConfig {
 fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
     let dpdk = DpdkConfig {
         device,
-        address,
-        prefix_len: 24,
+        address: Ipv4Net::new_assert(address, 24),
         gateway: None,
     };
     let permit = Permit {
@@ -153,7 +155,7 @@ pub(crate) fn carry(
                 let message = came.unwrap_or_else(|error| panic!("{missing:?}: {error}"));
                 let (tag, len) = (message.tag(), message.len());
                 let wrong = (0..len).find(|&at| message[at] != byte(tag, at));
-                assert_eq!(wrong, None, "of message {tag}, {len} bytes");
+                assert_eq!(wrong, None, "of message {tag}, {len} bytes, {delivery:?}");
                 let at = missing.iter().position(|expected| *expected == (tag, &len));
                 missing.swap_remove(at.unwrap_or_else(|| panic!("{tag} of {len} bytes, not {missing:?}")));
             }

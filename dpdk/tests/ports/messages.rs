@@ -11,9 +11,10 @@ use crate::bed::{A, B, PATIENCE, Wire, carry};
 /// aimed buffers.
 const LENS: [usize; 10] = [1, 1439, 1440, 1441, 2896, 1 << 20, 8 << 20, 100_000, 2897, 2897];
 
-/// They cross to one end, to the other, and to the first again.
-fn cross(queues: u32, arguments: &str, delivery: Delivery, patience: Duration) {
+/// They cross to one end, to the other, and to the first again, with that mistake.
+fn cross(mistake: u32, queues: u32, arguments: &str, delivery: Delivery, patience: Duration) {
     let wire = Wire::new();
+    put_in(0, 0, mistake);
     let mut ends = wire.ends(queues, arguments);
     for to in [B, A, B] {
         let before = ends[1].counters().user_copied_bytes;
@@ -48,6 +49,7 @@ fn messages_cross_both_ways_on_all_rings() {
     for queues in [1, 2] {
         for (delivery, (ring, packed)) in ways.into_iter().zip([(128, 0), (128, 1), (256, 0), (256, 1)]) {
             cross(
+                0,
                 queues,
                 &format!("queue_size={ring},packed_vq={packed}"),
                 delivery,
@@ -72,7 +74,6 @@ fn faults_cost_time_alone() {
             assert_eq!(received.violations.total(), 0, "{seed}: {received:?}");
             ends.swap(0, 1);
         }
-        put_in(0, 0, 0);
     }
 }
 
@@ -80,10 +81,15 @@ fn faults_cost_time_alone() {
 #[test]
 fn mistakes_are_found() {
     for mistake in 1..=4 {
-        put_in(0, 0, mistake);
-        let found =
-            std::panic::catch_unwind(|| cross(2, "packed_vq=0", Delivery::Reliable, Duration::from_secs(3)));
-        put_in(0, 0, 0);
+        let found = std::panic::catch_unwind(|| {
+            cross(
+                mistake,
+                2,
+                "packed_vq=0",
+                Delivery::Reliable,
+                Duration::from_secs(3),
+            );
+        });
         assert!(found.is_err(), "{mistake}");
     }
 }
