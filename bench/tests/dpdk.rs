@@ -184,6 +184,8 @@ fn bad_command_lines_have_a_reason() {
         (&odd, at, "(net_vhost0)"),
         ("net_vhost0", at, "(net_vhost0)"),
         ("net_ring0", at, "net_memif"),
+        ("0000:03:00.0", at, "is a card"),
+        ("0000:03:00.0", &format!("{at} --mode zero-copy"), "is a card"),
         ("net_af_packet0,iface=wonder", at, "wonder cannot be opened"),
         (&server, at, &absent),
         (&deep, at, "failed to bind: No such file"),

@@ -26,7 +26,10 @@ pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
     let begin = move || {
         // It binds the thread that it begins on to one core. That thread ends.
         let thread = std::thread::spawn(move || {
-            let core = rustix::thread::sched_getcpu();
+            // The first one that this program may run on.
+            let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+            let core = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| cores.is_set(core));
+            let core = core.unwrap_or_default();
             let arguments = [
                 "lm",
                 "--no-huge",

@@ -160,9 +160,15 @@ fn probe(device: &str, config: &EndpointConfig) -> Result<(Link, shim::Facts), O
         Ok(all) if !name.is_empty() => all,
         _ => return refuse(format!("--dpdk {device:?} names no driver; {REMEDY}")),
     };
-    if name.starts_with("net_ring") {
+    let obstacle = match name {
+        _ if name.starts_with("net_ring") => "hands its sender's memory over, which may go at any time",
+        // DPDK is begun without its bus: nothing of a card was tried.
+        _ if name.contains(':') => "is a card, and none was tried",
+        _ => "",
+    };
+    if !obstacle.is_empty() {
         return refuse(format!(
-            "{name} hands its sender's memory over, which may go at any time; use net_memif or net_vhost"
+            "{name} {obstacle}; use net_memif, net_vhost or net_af_packet"
         ));
     }
     let argument = |key: &str| device.split(',').find_map(|argument| argument.strip_prefix(key));

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use lm_dataplane::{
-    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, ReceiveConfig, RecvError,
+    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, OpenError, ReceiveConfig,
+    RecvError,
 };
 use lm_dpdk::{DpdkConfig, DpdkNic, put_in};
 use lm_protocol::session::Permit;
@@ -24,6 +25,8 @@ const ORDINARY: u32 = 65534;
 
 /// One pair at a time: each end keeps a core busy.
 static ALONE: Mutex<()> = Mutex::new(());
+
+type Opened = Result<Endpoint<DpdkNic>, OpenError>;
 
 /// A socket in a folder of its own.
 pub(crate) struct Wire {
@@ -54,19 +57,22 @@ impl Wire {
         }
     }
 
-    fn socket(&self) -> String {
-        self.folder.join("lm.sock").display().to_string()
-    }
-
     /// Both ends; `arguments` are of the second, which is aimed where there are two queues.
     pub(crate) fn ends(&self, queues: u32, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
-        let (number, socket) = (self.number, self.socket());
+        let ends = self.try_ends(0, queues, arguments);
+        ends.map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    pub(crate) fn try_ends(&self, pair: u32, queues: u32, arguments: &str) -> [Opened; 2] {
+        let (number, socket) = (
+            1000 * pair + self.number,
+            self.folder.join(format!("{pair}.sock")),
+        );
+        let [listens, connects] = ["net_vhost", "net_virtio_user"].map(|driver| format!("{driver}{number}"));
+        let socket = socket.display();
         [
-            open(format!("net_vhost{number},iface={socket},queues={queues}"), A),
-            open(
-                format!("net_virtio_user{number},path={socket},queues={queues},{arguments}"),
-                B,
-            ),
+            open(format!("{listens},iface={socket},queues={queues}"), A),
+            open(format!("{connects},path={socket},queues={queues},{arguments}"), B),
         ]
     }
 }
@@ -103,7 +109,7 @@ fn config() -> EndpointConfig {
     }
 }
 
-fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
+fn open(device: String, address: Ipv4Addr) -> Opened {
     let dpdk = DpdkConfig {
         device,
         address: Ipv4Net::new_assert(address, 24),
@@ -113,7 +119,7 @@ fn open(device: String, address: Ipv4Addr) -> Endpoint<DpdkNic> {
         max_message_len: config().receive.max_message_len,
         lease: Duration::from_secs(5),
     };
-    lm_dpdk::open(&dpdk, &config(), Box::new(permit)).unwrap_or_else(|error| panic!("{error}"))
+    lm_dpdk::open(&dpdk, &config(), Box::new(permit))
 }
 
 /// Byte `at` of message `tag`.

@@ -59,6 +59,15 @@ fn messages_cross_both_ways_on_all_rings() {
     }
 }
 
+#[test]
+fn a_second_aimed_endpoint_is_refused() {
+    let wire = Wire::new();
+    let _first = wire.ends(2, "packed_vq=0");
+    let [_, second] = wire.try_ends(1, 2, "packed_vq=0");
+    let why = second.expect_err("there is memory for one").to_string();
+    assert!(why.contains("; ask for --mode copy"), "{why}");
+}
+
 /// Packets that are lost, overtaken or doubled, cut bursts and refused buffers cost no byte. Each session leaves buffers with the device.
 #[test]
 fn faults_cost_time_alone() {
