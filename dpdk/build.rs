@@ -22,6 +22,8 @@ fn shim() {
     let found = String::from_utf8_lossy(&found.stdout);
     let mut shim = cc::Build::new();
     shim.file("src/shim.c");
+    #[cfg(feature = "faults")]
+    shim.define("LM_FAULTS", None);
     let mut libraries = Vec::new();
     for word in found.split_whitespace() {
         match (word.strip_prefix("-l"), word.strip_prefix("-L")) {

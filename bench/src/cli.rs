@@ -42,7 +42,7 @@ REPORT
     gbit_per_s         payload bits in that time
     device             the interface, or the DPDK device
     mode               what the kernel reports: copy-native, zero-copy, ...;
-                       of a DPDK device copy-port
+                       of a DPDK device zero-copy or copy-port
     wire               lm or ipfrag; lm-recv: mixed for both, null for none
     user_copied_bytes  payload bytes that user space copied
     messages_one_copy  lm-send: messages that did not land, since there was no

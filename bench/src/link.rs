@@ -87,11 +87,7 @@ pub fn open_dpdk(
     config: &EndpointConfig,
     admit: Box<dyn Admit + Send>,
 ) -> Result<Endpoint<lm_dpdk::DpdkNic>, Failure> {
-    let address = options.dpdk_address.as_deref().and_then(|text| {
-        let (address, prefix_len) = text.split_once('/')?;
-        Some((address.parse().ok()?, prefix_len.parse().ok()?))
-    });
-    let Some((address, prefix_len)) = address else {
+    let Some(address) = options.dpdk_address.as_ref().and_then(|text| text.parse().ok()) else {
         return Err(Failure::new(
             "--dpdk needs an address of its own; give one with its network's prefix (--dpdk-address 10.9.0.1/24)",
         ));
@@ -99,7 +95,6 @@ pub fn open_dpdk(
     let dpdk = lm_dpdk::DpdkConfig {
         device: options.dpdk.clone().unwrap_or_default(),
         address,
-        prefix_len,
         gateway: options.dpdk_gateway,
     };
     Ok(lm_dpdk::open(&dpdk, config, admit)?)

@@ -29,7 +29,7 @@ pub struct Report {
     pub gbit_per_s: f64,
     /// The interface, or the DPDK device: driver and number.
     pub device: String,
-    /// The mode that the kernel reports, such as `copy-native`; of a DPDK device `copy-port`.
+    /// The mode that the kernel reports, such as `copy-native`; of a DPDK device `zero-copy` or `copy-port`.
     pub mode: String,
     /// `lm`, `ipfrag`, or `mixed` when transfers of both kinds came; `null` before the first.
     pub wire: Option<&'static str>,

@@ -145,6 +145,7 @@ impl MemoryPlan {
                     true => caps,
                     false => Caps {
                         kept_frames: caps.kept_frames,
+                        page_ends: caps.page_ends,
                         tx_bound: caps.tx_bound,
                         tx_steers: caps.tx_steers,
                         sums: caps.sums,
@@ -387,7 +388,7 @@ impl<P: Port> Parts<P> {
                 (plan.send_arena, plan.send_len),
                 data,
                 (fixed.layout, fixed.chunk_len, fixed.checksum),
-                fixed.device_moves,
+                fixed.caps.page_ends,
             ),
             landing: self.landing,
             peers: Peers::new(introductions.cookies()),

@@ -3,14 +3,16 @@
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-use crate::shim;
+use lm_dataplane::EndpointConfig;
 
-/// Memory for the packets of all ports of a process, in MiB: a port takes five, and pages are taken as they are written.
-const MEMORY_MIB: &str = "256";
+use crate::shim::{self, Fault};
+
+/// Memory for the packets of all ports of a process, in MiB, beside what is LM's: a port takes eight, and pages are taken as they are written.
+const MEMORY_MIB: u64 = 256;
 
 static BEGUN: OnceLock<Result<(), String>> = OnceLock::new();
 
-/// Begins DPDK, unless this program has.
+/// Begins DPDK, unless this program has, with memory for an aimed endpoint of such a configuration.
 ///
 /// Its memory is ordinary pages (`--no-huge`), it leaves no file and hears no other process (`--no-shconf`, `--no-telemetry`), and touches no
 /// card (`--no-pci`): so it needs no privilege, and any number of processes have theirs.
@@ -18,11 +20,16 @@ static BEGUN: OnceLock<Result<(), String>> = OnceLock::new();
 /// # Errors
 ///
 /// Why not, in one line.
-pub(crate) fn begin() -> Result<(), String> {
-    let begin = || {
+pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
+    let own = config.receive.max_message_len + config.memory.landing_len + config.memory.send_len;
+    let memory = (MEMORY_MIB + (own >> 20)).to_string();
+    let begin = move || {
         // It binds the thread that it begins on to one core. That thread ends.
-        let thread = std::thread::spawn(|| {
-            let core = first_core();
+        let thread = std::thread::spawn(move || {
+            // The first one that this program may run on.
+            let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+            let core = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| cores.is_set(core));
+            let core = core.unwrap_or_default();
             let arguments = [
                 "lm",
                 "--no-huge",
@@ -32,7 +39,7 @@ pub(crate) fn begin() -> Result<(), String> {
                 "--iova-mode=va",
                 "--log-level=error",
                 "-m",
-                MEMORY_MIB,
+                &memory,
                 "--lcores",
                 &format!("0@{core}"),
             ];
@@ -40,25 +47,16 @@ pub(crate) fn begin() -> Result<(), String> {
             shim::begin(&arguments)
         });
         let begun = thread.join().expect("nothing there panics");
-        begun.map_err(|error| {
-            let reason = reason(&shim::said()).unwrap_or_else(|| error.to_string());
-            format!(
-                "DPDK does not begin: {reason}; one program may begin it once, and needs 256 MiB of memory"
-            )
+        begun.map_err(|fault| {
+            let told = told(fault);
+            format!("DPDK {told}; one program may begin it once, and needs 256 MiB of memory")
         })
     };
     BEGUN.get_or_init(begin).clone()
 }
 
-/// A core that this program may run on.
-fn first_core() -> usize {
-    let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-    let count = rustix::thread::CpuSet::MAX_CPU;
-    (0..count).find(|&core| cores.is_set(core)).unwrap_or_default()
-}
-
-/// The reason among the errors that DPDK logged: the first one, since what called the part that failed logs behind it.
-pub(crate) fn reason(said: &str) -> Option<String> {
-    let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.next().map(str::to_owned)
+/// What could not be done, and why: the first error that DPDK logged, since what called the part that failed logs behind it.
+pub(crate) fn told((fault, said): Fault) -> String {
+    let reason = said.lines().map(str::trim).find(|line| !line.is_empty());
+    format!("{fault}: {}", reason.unwrap_or("DPDK gives no reason"))
 }

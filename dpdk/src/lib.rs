@@ -15,4 +15,6 @@ mod shim;
 mod stack;
 
 pub use nic::DpdkNic;
-pub use open::{DpdkConfig, DpdkError, open};
+pub use open::{DpdkConfig, open};
+#[cfg(feature = "faults")]
+pub use shim::put_in;

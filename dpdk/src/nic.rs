@@ -7,15 +7,17 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::memory::{PACKET_HEADROOM, Umem};
-use lm_dataplane::port::{Datagrams, EffectiveMode, Port, PortError, QueueSpec, Role, Socket, SocketEvent};
+use lm_dataplane::memory::Umem;
+use lm_dataplane::port::SocketEvent;
+use lm_dataplane::port::{Datagrams, EffectiveMode, Port, PortError, QueueSpec, Role, RxQueue as _, Socket};
 use lm_dataplane::{PortMemory, Waker};
 use lm_ebpf::model::ModelGate;
 use lm_protocol::landing::SessionAdmission;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::queues::{Core, DpdkRx, DpdkTx, QUEUES, Shared, lock};
-use crate::shim::Link;
+use crate::eal;
+use crate::queues::{Core, DpdkRx, DpdkTx, Queue, Shared, lock};
+use crate::shim::{self, Link, QUEUES};
 use crate::stack::Stack;
 
 /// How long a neighbour's answer is waited for: four questions.
@@ -26,18 +28,23 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// A device of DPDK's. Dropping it closes it.
 #[derive(Debug)]
 pub struct DpdkNic {
-    core: Shared,
-    local: SocketAddrV4,
+    pub(crate) core: Shared,
     opened: Instant,
     waker: Option<Arc<Waker>>,
 }
 
 impl DpdkNic {
-    /// On a started device.
-    pub(crate) fn new(link: Link, stack: Stack, mac: [u8; 6], mtu: u16, memory: PortMemory<'_>) -> DpdkNic {
-        let local = stack.local();
-        let mut gate = ModelGate::new(Some(*local.ip()), local.port(), local.port() + 1);
-        gate.set_mac(mac);
+    /// On a device that is not started yet. `is_aimed`: it was given places in this memory.
+    pub(crate) fn new(
+        link: Link,
+        stack: Stack,
+        facts: &shim::Facts,
+        is_aimed: bool,
+        memory: PortMemory<'_>,
+    ) -> DpdkNic {
+        let (ip, port) = (*stack.local().ip(), stack.local().port());
+        let mut gate = ModelGate::new(Some(ip), port, port + 1);
+        gate.set_mac(facts.mac);
         let opened = Instant::now();
         let core = Core {
             link,
@@ -45,8 +52,8 @@ impl DpdkNic {
             stack,
             queues: Default::default(),
             mapping: Arc::clone(memory.mapping),
-            capacity: (u64::from(memory.chunk_len) - PACKET_HEADROOM) as usize,
-            mtu,
+            mtu: facts.mtu,
+            is_aimed,
             outgoing: VecDeque::new(),
             stuck_ns: None,
             is_down: false,
@@ -55,7 +62,6 @@ impl DpdkNic {
         };
         DpdkNic {
             core: Arc::new(Mutex::new(core)),
-            local,
             opened,
             waker: None,
         }
@@ -75,19 +81,24 @@ impl Port for DpdkNic {
         let queue = spec.queue;
         let mut core = lock(&self.core);
         let open = core.queues.get(queue as usize).map(|queue| queue.role);
-        match open.ok_or(PortError::NoQueue {
-            queue,
-            queues: QUEUES,
-        })? {
-            Some(_) => return Err(PortError::QueueOpen { queue }),
-            None => core.queues[queue as usize].open(spec),
+        let queues = QUEUES as u32;
+        if open.ok_or(PortError::NoQueue { queue, queues })?.is_some() {
+            return Err(PortError::QueueOpen { queue });
         }
+        let aims = core.is_aimed && !spec.copies && spec.role != Role::SendOnly;
+        let lands = aims && spec.role == Role::Landing;
+        let cleared = core.link.clear(queue as usize, lands);
+        // What another queue sent is done with if the device was closed.
+        core.complete();
+        cleared.map_err(|fault| PortError::Other(eal::told(fault).into()))?;
+        core.queues[queue as usize].open(spec, aims);
         // What the queue's last owner left goes with it.
         core.outgoing.retain(|packet| packet.queue != queue as usize);
         core.outgoing.reserve(spec.tx_len as usize);
         let role = match spec.role {
             Role::SendOnly => lm_ebpf::Role::None,
             Role::General => lm_ebpf::Role::General,
+            Role::Landing if lands => lm_ebpf::Role::LandingZeroCopy,
             Role::Landing => lm_ebpf::Role::Landing,
         };
         core.gate.set_role(queue, role);
@@ -100,14 +111,12 @@ impl Port for DpdkNic {
 
     fn rebuild(&mut self, rx: &mut DpdkRx, tx: &mut DpdkTx, spec: &QueueSpec) -> Result<(), PortError> {
         let queue = spec.queue;
-        let found = lock(&self.core)
-            .queues
-            .get_mut(queue as usize)
-            .map(|queue| queue.role.take());
-        found.flatten().ok_or(PortError::NoQueueOpen { queue })?;
+        let mut core = lock(&self.core);
+        *(core.queues.get_mut(queue as usize)).ok_or(PortError::NoQueueOpen { queue })? = Queue::default();
+        drop(core);
         let (new_rx, new_tx) = self.open(spec)?;
         (*rx, *tx) = (new_rx.ok_or(PortError::NoQueueOpen { queue })?, new_tx);
-        lm_dataplane::port::RxQueue::allow(rx, lm_dataplane::port::RxQueue::accepted(rx));
+        rx.allow(rx.accepted());
         Ok(())
     }
 
@@ -149,7 +158,8 @@ impl Port for DpdkNic {
     }
 
     fn copied(&self) -> u64 {
-        lock(&self.core).copied
+        let core = lock(&self.core);
+        core.copied + core.link.counters().copied
     }
 
     fn wake_by(&mut self, waker: Arc<Waker>) {
@@ -163,27 +173,26 @@ impl Port for DpdkNic {
             return Ok(true);
         }
         drop(core);
-        let timeout = timeout.min(LOOK_EVERY);
-        let Some(waker) = &self.waker else {
-            std::thread::sleep(timeout);
-            return Ok(false);
-        };
         let timeout = Timespec {
             tv_sec: 0,
-            tv_nsec: timeout.subsec_nanos().into(),
+            tv_nsec: timeout.min(LOOK_EVERY).subsec_nanos().into(),
         };
-        let woken = rustix::event::poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&timeout))?;
-        Ok(woken > 0)
+        let waker = self.waker.as_ref();
+        let mut waker = waker.map(|waker| PollFd::new(waker, PollFlags::IN));
+        Ok(rustix::event::poll(waker.as_mut_slice(), Some(&timeout))? > 0)
     }
 
     fn effective_mode(&self) -> EffectiveMode {
-        EffectiveMode::CopyPort
+        match lock(&self.core).is_aimed {
+            true => EffectiveMode::ZeroCopy,
+            false => EffectiveMode::CopyPort,
+        }
     }
 }
 
 impl Datagrams for DpdkNic {
     fn local(&self) -> SocketAddrV4 {
-        self.local
+        lock(&self.core).stack.local()
     }
 
     fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {

@@ -1,9 +1,11 @@
-//! The queues of a port (steps 4 to 6 of ARCHITECTURE.md): one queue of the device is all of them.
+//! The queues of a port (steps 4 to 6 of ARCHITECTURE.md).
 //!
 //! ```text
 //!  device ─▶ driver's memory ─▶ gate's model ─┬─▶ copied to the next entry of its queue, and logged
 //!                                             └─▶ stack
 //! ```
+//! An aimed device writes to the entries itself (shim.c): there each queue is one of the device's, and no packet of the landing queue is looked at.
+//!
 //! [`Core`] is what all parts of a port share. One thread uses them, so its lock is never waited for. The n-th packet that the gate accepts for a
 //! queue takes the queue's n-th entry (I3), and is copied there before its descriptor shows.
 
@@ -18,11 +20,8 @@ use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Log, Verdict};
 use lm_protocol::landing::LogEntry;
 
-use crate::shim::{Link, Packet, ROOM};
+use crate::shim::{ENTRIES, Link, NONE, Packet, QUEUES, ROOM};
 use crate::stack::Stack;
-
-/// Queues of a port, by number.
-pub(crate) const QUEUES: u32 = 2;
 
 /// Where a packet has its LM type: behind Ethernet, IP and UDP header.
 const TYPE_AT: usize = 42;
@@ -36,6 +35,8 @@ const LOOK_AFTER_NS: u64 = 500_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     pub(crate) role: Option<Role>,
+    /// The device writes to its entries itself, which the link has then.
+    aims: bool,
     /// Posted and not used.
     entries: VecDeque<u64>,
     /// Copied to entries, and not shown yet.
@@ -47,9 +48,11 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Begins anew, with room for all entries that the queue may have.
-    pub(crate) fn open(&mut self, spec: &QueueSpec) {
+    pub(crate) fn open(&mut self, spec: &QueueSpec, aims: bool) {
+        assert!(spec.rx_len <= ENTRIES);
         *self = Queue {
             role: Some(spec.role),
+            aims,
             entries: VecDeque::with_capacity(spec.rx_len as usize),
             arrived: VecDeque::with_capacity(spec.rx_len as usize),
             completed: VecDeque::with_capacity(spec.tx_len as usize),
@@ -57,13 +60,10 @@ impl Queue {
         };
     }
 
-    /// Copies a packet that the gate accepted, of at most `capacity` bytes: a longer one would lie on the next frame.
-    fn land(&mut self, mapping: &Mapping, capacity: usize, packet: &[u8]) {
+    /// Copies a packet that the gate accepted.
+    fn land(&mut self, mapping: &Mapping, packet: &[u8]) {
         let len = packet.len();
-        if len > capacity {
-            self.drops.dropped += 1;
-            return;
-        }
+        assert!(len <= ROOM, "a longer one would lie on the next frame");
         let Some(entry) = self.entries.pop_front() else {
             self.drops.no_entry += 1;
             self.drops.dropped += 1;
@@ -85,10 +85,10 @@ pub(crate) struct Core {
     pub(crate) link: Link,
     pub(crate) gate: ModelGate,
     pub(crate) stack: Stack,
-    pub(crate) queues: [Queue; QUEUES as usize],
+    pub(crate) queues: [Queue; QUEUES],
+    /// The device reads what is sent, and writes what it receives, where LM has it.
+    pub(crate) is_aimed: bool,
     pub(crate) mapping: Arc<Mapping>,
-    /// Bytes that a frame has for a packet.
-    pub(crate) capacity: usize,
     pub(crate) mtu: u16,
     /// Packets to be sent, of all queues, in the order in which they were submitted: where the device takes none for a while, none overtakes
     /// one that it speaks of.
@@ -121,19 +121,39 @@ impl Core {
     pub(crate) fn receive(&mut self) {
         for at in 0..self.link.receive() {
             let packet = self.link.packet(at);
-            let number = self.queue_for(packet);
-            match self.gate.run(number as u32, packet) {
-                Verdict::RedirectLanding | Verdict::RedirectGeneral => {
-                    self.copied += packet.len() as u64;
-                    self.queues[number].land(&self.mapping, self.capacity, packet);
-                }
-                _ => {
-                    let now_ns = self.now_ns();
-                    self.stack.take(self.link.packet(at), now_ns);
-                    self.send_answer();
+            let queue = &self.queues[packet.queue];
+            let aims = queue.aims;
+            // Where packets land none is read, and the gate lets all in.
+            let bytes = match aims && queue.role == Some(Role::Landing) {
+                true => &[],
+                false => self.link.bytes(at),
+            };
+            let number = if aims { packet.queue } else { self.queue_for(bytes) };
+            let verdict = self.gate.run(number as u32, bytes);
+            let enters = matches!(verdict, Verdict::RedirectLanding | Verdict::RedirectGeneral);
+            let (entry, len) = (packet.address, packet.len);
+            if enters && !aims {
+                self.copied += len as u64;
+                self.queues[number].land(&self.mapping, bytes);
+            } else if enters && entry != NONE {
+                let descriptor = Descriptor::received(entry, PACKET_HEADROOM as u16, len as u32);
+                self.queues[number].arrived.push_back(descriptor);
+            } else {
+                // What came to the driver's own memory shows nothing of what the device writes beside packets.
+                self.pass(at);
+                if entry != NONE {
+                    // SAFETY: it was posted, its packet was read, and the engine is not told of it.
+                    unsafe { self.link.post(packet.queue, &[entry]) };
                 }
             }
         }
+    }
+
+    /// Gives a packet to the stack, and sends what it answers.
+    fn pass(&mut self, at: usize) {
+        let now_ns = self.now_ns();
+        self.stack.take(self.link.bytes(at), now_ns);
+        self.send_answer();
     }
 
     /// Sends what the stack wrote last, if it wrote something. `false`: there was no room.
@@ -150,9 +170,12 @@ impl Core {
             // SAFETY: they lie in the mapping, and their owner leaves them alone until they are completed; `submit` looked at their lengths.
             let taken = unsafe { self.link.send(first) };
             for packet in self.outgoing.drain(..taken) {
-                self.copied += packet.len as u64;
-                self.queues[packet.queue].completed.push_back(packet.address);
+                if !self.is_aimed {
+                    self.copied += packet.len as u64;
+                    self.queues[packet.queue].completed.push_back(packet.address);
+                }
             }
+            self.complete();
             if taken > 0 {
                 self.stuck_ns = None;
             } else if self.has_unsent() {
@@ -163,6 +186,13 @@ impl Core {
         Ok(Flushed { woken, unsent: false })
     }
 
+    /// What an aimed device is done with is completed.
+    pub(crate) fn complete(&mut self) {
+        for done in self.link.done() {
+            self.queues[done.queue].completed.push_back(done.address);
+        }
+    }
+
     fn has_unsent(&self) -> bool {
         !self.outgoing.is_empty() || self.link.waits()
     }
@@ -170,12 +200,12 @@ impl Core {
     /// The device takes nothing: whether there is something at its other end. A driver may make a system call for that, so not at once.
     fn look_at_link(&mut self) -> Result<(), WakeError> {
         let now_ns = self.now_ns();
-        match self.stuck_ns {
-            None => (self.stuck_ns, self.is_down) = (Some(now_ns), false),
-            Some(since_ns) if now_ns - since_ns >= LOOK_AFTER_NS => {
-                (self.stuck_ns, self.is_down) = (Some(now_ns), !self.link.is_up());
-            }
-            Some(_) => {}
+        let since_ns = *self.stuck_ns.get_or_insert_with(|| {
+            self.is_down = false;
+            now_ns
+        });
+        if now_ns - since_ns >= LOOK_AFTER_NS {
+            (self.stuck_ns, self.is_down) = (Some(now_ns), !self.link.is_up());
         }
         match self.is_down {
             true => Err(WakeError::Down),
@@ -241,8 +271,13 @@ impl RxQueue for DpdkRx {
 
     fn submit(&mut self, count: u32) {
         let mut core = lock(&self.core);
+        let core = &mut *core;
         let submitted = &self.written[..count as usize];
-        core.queues[self.queue].entries.extend(submitted);
+        match core.queues[self.queue].aims {
+            // SAFETY: the engine posts frames of the mapping that are the port's then, and as many as `room` allows.
+            true => unsafe { core.link.post(self.queue, submitted) },
+            false => core.queues[self.queue].entries.extend(submitted),
+        }
         self.posted += count;
     }
 
@@ -388,25 +423,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_that_is_longer_than_a_frame_is_dropped() {
+    fn the_longest_packet_stays_in_its_frame_and_one_without_an_entry_is_dropped() {
         let mapping = Mapping::new(8192, HugePages::Off).expect("two pages");
         let mut queue = Queue::default();
-        queue.entries.extend([0, 2048]);
-        for len in [1793, 1792, 1, 1] {
-            queue.land(&mapping, 1792, &vec![7; len]);
+        queue.entries.extend([0, 2304]);
+        for len in [ROOM, 1, 1] {
+            queue.land(&mapping, &vec![7; len]);
         }
-        let arrived: Vec<_> = queue
-            .arrived
-            .iter()
-            .map(|packet| (packet.start(), packet.len))
-            .collect();
-        assert_eq!(arrived, [(256, 1792), (2048 + 256, 1)]);
-        assert_eq!((queue.drops.dropped, queue.drops.no_entry), (2, 1));
+        let arrived = queue.arrived.iter().map(|packet| (packet.start(), packet.len));
+        assert_eq!(arrived.collect::<Vec<_>>(), [(256, 2048), (2304 + 256, 1)]);
+        assert_eq!((queue.drops.dropped, queue.drops.no_entry), (1, 1));
         // SAFETY: nothing else reads or writes it.
         let bytes = unsafe { mapping.slice(0, 4096) };
-        assert_eq!(
-            (bytes[255], bytes[256], bytes[2047], bytes[2048], bytes[2304]),
-            (0, 7, 7, 0, 7)
-        );
+        assert_eq!([255, 256, 2303, 2304, 2560].map(|at| bytes[at]), [0, 7, 7, 0, 7]);
     }
 }

@@ -2,12 +2,24 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_ushort};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lm_dataplane::memory::Mapping;
 
 /// Packets that are received, and sent, in one call at most.
 pub(crate) const BURST: usize = 64;
 /// The longest packet in bytes.
 pub(crate) const ROOM: usize = 2048;
+/// Pairs of queues that are used of a device, at most.
+pub(crate) const QUEUES: usize = 2;
+/// Entries that a queue has room for.
+pub(crate) const ENTRIES: u32 = 32768;
+/// Packets that an aimed device holds on each receive queue.
+pub(crate) const AIMED_RING: u32 = 128;
+/// Room for what DPDK logs.
+const SAID_LEN: usize = 4096;
+/// No place in LM's memory.
+pub(crate) const NONE: u64 = u64::MAX;
 
 #[repr(C)]
 struct RawPort {
@@ -20,18 +32,18 @@ struct RawPort {
 pub(crate) struct Packet {
     pub(crate) start: *const u8,
     pub(crate) len: usize,
-    /// Where that is in the queue's memory, and which queue it is.
+    /// The entry where it was received, or where it lies in LM's memory, if it does; else [`NONE`].
     pub(crate) address: u64,
     pub(crate) queue: usize,
 }
 
 impl Packet {
-    /// One of no queue.
+    /// Elsewhere.
     const fn new(start: *const u8, len: usize) -> Packet {
         Packet {
             start,
             len,
-            address: 0,
+            address: NONE,
             queue: 0,
         }
     }
@@ -40,10 +52,13 @@ impl Packet {
 // SAFETY: an address and a length; what they are good for is said where they are used.
 unsafe impl Send for Packet {}
 
+/// A device's address, its MTU, how many pairs of its queues are used, and what could not be done.
 #[repr(C)]
-struct RawFacts {
-    mac: [u8; 6],
-    mtu: c_ushort,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: c_ushort,
+    pub(crate) queues: c_ushort,
     fault: *const c_char,
 }
 
@@ -51,92 +66,182 @@ struct RawFacts {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counters {
-    /// In several segments, too long, empty, or of a VLAN.
+    /// In several segments, too long, empty, of a VLAN, or on a landing queue without an entry.
     pub(crate) unfit: c_ulonglong,
     /// The device had no room.
     pub(crate) missed: c_ulonglong,
     /// Faults of the device, either way.
     pub(crate) errors: c_ulonglong,
+    /// Bytes that were copied to entries.
+    pub(crate) copied: c_ulonglong,
 }
 
 // SAFETY: as shim.c defines them.
 unsafe extern "C" {
-    fn lm_dpdk_said(into: *mut c_char, room: usize) -> usize;
-    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> c_int;
-    fn lm_dpdk_open(devargs: *const c_char, name: *const c_char, facts: *mut RawFacts) -> *mut RawPort;
-    fn lm_dpdk_close(port: *mut RawPort);
+    #[cfg(feature = "faults")]
+    fn lm_dpdk_put_in(seed: c_ulonglong, rate: c_uint, mistake: c_uint);
+    fn lm_dpdk_said(into: *mut u8) -> usize;
+    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> *const c_char;
+    fn lm_dpdk_open(
+        devargs: *const c_char,
+        queues: c_ushort,
+        steers: bool,
+        facts: *mut Facts,
+    ) -> *mut RawPort;
+    fn lm_dpdk_aim(port: *mut RawPort, memory: *mut u8, base: *mut u8, len: usize) -> *mut u8;
+    fn lm_dpdk_start(port: *mut RawPort) -> *const c_char;
+    fn lm_dpdk_clear(port: *mut RawPort, queue: usize, lands: bool) -> *const c_char;
+    fn lm_dpdk_close(port: *mut RawPort) -> bool;
+    fn lm_dpdk_post(port: *mut RawPort, queue: usize, entries: *const u64, count: c_uint);
     fn lm_dpdk_receive(port: *mut RawPort, packets: *mut Packet) -> c_uint;
     fn lm_dpdk_send(port: *mut RawPort, packets: *const Packet, count: c_uint) -> c_uint;
+    fn lm_dpdk_done(port: *mut RawPort, done: *mut *const Packet) -> c_uint;
     fn lm_dpdk_waits(port: *const RawPort) -> bool;
     fn lm_dpdk_is_up(port: *const RawPort) -> bool;
     fn lm_dpdk_counters(port: *const RawPort) -> Counters;
 }
 
-/// What DPDK logged since this was asked last.
-pub(crate) fn said() -> String {
-    let mut text = [0; 4096];
-    // SAFETY: the room is that of `text`.
-    let len = unsafe { lm_dpdk_said(text.as_mut_ptr().cast(), text.len()) };
+/// Puts faults of this seed in, in every port, `rate` of 1024 chances: packets that are lost, change places or come twice, bursts that are cut, and
+/// buffers that are refused. And a mistake, if it is not 0: what comes to the driver's own memory is copied with its headers (1), a device that was
+/// stopped is believed to have no buffers (2), a short packet has others of its burst behind it (3), what is sent has room before it that is the
+/// driver's (4).
+#[cfg(feature = "faults")]
+pub fn put_in(seed: u64, rate: u32, mistake: u32) {
+    // SAFETY: three numbers, which are looked at by whatever thread has a port.
+    unsafe { lm_dpdk_put_in(seed, rate, mistake) };
+}
+
+/// What DPDK logged since this was asked last. It was begun.
+fn said() -> String {
+    let mut text = [0; SAID_LEN];
+    // SAFETY: it writes no more, and has its stream since DPDK was begun.
+    let len = unsafe { lm_dpdk_said(text.as_mut_ptr()) };
     String::from_utf8_lossy(&text[..len]).into_owned()
 }
 
 /// Begins DPDK with these arguments. Once in a process.
-pub(crate) fn begin(arguments: &[CString]) -> std::io::Result<()> {
+pub(crate) fn begin(arguments: &[CString]) -> Result<(), Fault> {
     let pointers = arguments.iter().map(|argument| argument.as_ptr().cast_mut());
     let mut pointers: Vec<*mut c_char> = pointers.chain([std::ptr::null_mut()]).collect();
     // SAFETY: a list of `argc` strings and a null, as main has it. DPDK keeps copies, and permutes the list alone.
-    match unsafe { lm_dpdk_begin(arguments.len() as c_int, pointers.as_mut_ptr()) } {
-        0 => Ok(()),
-        error => Err(std::io::Error::from_raw_os_error(error)),
-    }
+    fault(unsafe { lm_dpdk_begin(arguments.len() as c_int, pointers.as_mut_ptr()) })
 }
 
-/// A device's address and its MTU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
-    pub(crate) mac: [u8; 6],
-    pub(crate) mtu: u16,
-}
+/// Memory that drivers may know, by its address, and the mapping that has its pages. DPDK does not get it back: once no port has that mapping it is
+/// used again. There is one: DPDK begins with memory for one endpoint.
+static BLOCK: Mutex<Option<(Arc<Mapping>, usize)>> = Mutex::new(None);
 
 /// Devices come and go one at a time: DPDK's lists of them, and what it says meanwhile, are the process's.
 static DEVICES: Mutex<()> = Mutex::new(());
 
-/// A started device. Dropping it closes it.
+/// A device. Dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct Link {
     port: NonNull<RawPort>,
     /// What was received last: it lies in the device's memory until the next receive.
-    burst: [Packet; BURST],
+    burst: [Packet; QUEUES * BURST],
     count: usize,
+    /// LM's memory, where the device is given places there.
+    aimed: Option<Arc<Mapping>>,
 }
 
 // SAFETY: shim.c ties a port to no thread, and `&mut self` keeps two from using it at once; its `&self` calls read what DPDK has for any thread.
 unsafe impl Send for Link {}
 
+/// What could not be done, and what DPDK logged about it.
+pub(crate) type Fault = (&'static str, String);
+
+/// A literal of shim.c's, or null.
+fn fault(said_so: *const c_char) -> Result<(), Fault> {
+    match NonNull::new(said_so.cast_mut()) {
+        None => Ok(()),
+        // SAFETY: a literal with a zero at its end.
+        Some(text) => Err((
+            unsafe { CStr::from_ptr(text.as_ptr()) }
+                .to_str()
+                .unwrap_or_default(),
+            said(),
+        )),
+    }
+}
+
 impl Link {
-    /// Opens what `devargs` describe, whose device is called `name`; or says what cannot be done, and what DPDK logged about it.
-    pub(crate) fn open(devargs: &CStr, name: &CStr) -> Result<(Link, Facts), (&'static str, String)> {
+    /// Finds what `devargs` describe, to use so many pairs of queues at most. `steers`: what is sent on a queue leaves on the device's of that number.
+    pub(crate) fn open(devargs: &CStr, queues: u16, steers: bool) -> Result<(Link, Facts), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         drop(said());
-        let mut facts = RawFacts {
+        let mut facts = Facts {
             mac: [0; 6],
             mtu: 0,
+            queues: 0,
             fault: std::ptr::null(),
         };
-        // SAFETY: two live strings, and facts to be written.
-        let port = unsafe { lm_dpdk_open(devargs.as_ptr(), name.as_ptr(), &mut facts) };
-        let Some(port) = NonNull::new(port) else {
-            // SAFETY: where there is no port, a literal says why.
-            let fault = unsafe { CStr::from_ptr(facts.fault) };
-            return Err((fault.to_str().unwrap_or_default(), said()));
+        // SAFETY: a live string, and facts to be written.
+        let port = unsafe { lm_dpdk_open(devargs.as_ptr(), queues, steers, &mut facts) };
+        fault(facts.fault)?;
+        let link = Link {
+            port: NonNull::new(port).ok_or_else(|| ("has no memory", said()))?,
+            burst: [Packet::new(std::ptr::null(), 0); QUEUES * BURST],
+            count: 0,
+            aimed: None,
         };
-        let known = Facts {
-            mac: facts.mac,
-            mtu: facts.mtu,
+        Ok((link, facts))
+    }
+
+    /// Gives the device places in this memory from its start on. `false`: another port has what DPDK has, or it is not so much.
+    pub(crate) fn aim(&mut self, mapping: &Arc<Mapping>) -> bool {
+        let mut block = BLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        if block.as_mut().is_some_and(|(of, _)| Arc::get_mut(of).is_none()) {
+            return false;
+        }
+        let memory = block
+            .take_if(|(of, _)| of.len() == mapping.len())
+            .map_or(0, |(_, memory)| memory);
+        let (base, len) = (mapping.base().as_ptr(), mapping.len() as usize);
+        // SAFETY: a port that is not started; whole pages of the mapping that nothing was written to yet; and memory of as many bytes from an
+        // earlier call whose mapping is gone, or null.
+        let memory = unsafe { lm_dpdk_aim(self.port.as_ptr(), memory as *mut u8, base, len) };
+        if !memory.is_null() {
+            *block = Some((Arc::clone(mapping), memory as usize));
+            self.aimed = Some(Arc::clone(mapping));
+        }
+        !memory.is_null()
+    }
+
+    /// Starts it: from now on packets come.
+    pub(crate) fn start(&mut self) -> Result<(), Fault> {
+        let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: an open port.
+        fault(unsafe { lm_dpdk_start(self.port.as_ptr()) })
+    }
+
+    /// Nothing that was posted or sent on a queue is the device's any more. It may be closed for that, and started anew. `lands`: from now on the queue's
+    /// n-th packet is at its n-th entry.
+    pub(crate) fn clear(&mut self, queue: usize, lands: bool) -> Result<(), Fault> {
+        let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count = 0;
+        // SAFETY: an open port, whose received packets are not looked at any more.
+        fault(unsafe { lm_dpdk_clear(self.port.as_ptr(), queue, lands) })
+    }
+
+    /// Posts entries on a queue.
+    ///
+    /// # Safety
+    ///
+    /// Each begins a frame of the mapping, with [`ROOM`] bytes behind the headroom that nothing else writes or reads before its packet came, and no
+    /// more than [`ENTRIES`] are unused.
+    #[inline]
+    pub(crate) unsafe fn post(&mut self, queue: usize, entries: &[u64]) {
+        assert!(queue < QUEUES && self.aimed.is_some());
+        // SAFETY: an open port, one of its queues, and a list of places that it may write, as the caller says.
+        unsafe {
+            lm_dpdk_post(
+                self.port.as_ptr(),
+                queue,
+                entries.as_ptr(),
+                entries.len() as c_uint,
+            )
         };
-        let burst = [Packet::new(std::ptr::null(), 0); BURST];
-        let count = 0;
-        Ok((Link { port, burst, count }, known))
     }
 
     /// Takes what came; how many packets there are now.
@@ -146,20 +251,26 @@ impl Link {
         self.count
     }
 
-    /// One of those.
+    /// One of those, and what it says. It is not to be asked what a packet of a landing queue says ([`Link::clear`]), which others may be written over.
     #[inline]
-    pub(crate) fn packet(&self, at: usize) -> &[u8] {
-        let packet = self.burst[..self.count][at];
+    pub(crate) fn packet(&self, at: usize) -> Packet {
+        self.burst[..self.count][at]
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self, at: usize) -> &[u8] {
+        let packet = self.packet(at);
         // SAFETY: the bytes of an mbuf that is freed by the next receive, which needs `&mut self`. The driver is trusted, as a device is, to
         // write no more to what it has given out.
         unsafe { std::slice::from_raw_parts(packet.start, packet.len) }
     }
 
-    /// Copies packets, as long as the device takes those before them; how many. Their memory is free then.
+    /// Sends packets, as long as the device takes those before them; how many. An aimed device's are its until they are [done](Link::done); those of
+    /// another are copied.
     ///
     /// # Safety
     ///
-    /// Each is [`ROOM`] bytes long at most, and may be read until this returns.
+    /// Each is [`ROOM`] bytes long at most, and may be read until this returns, or it is done.
     pub(crate) unsafe fn send(&mut self, packets: &[Packet]) -> usize {
         // SAFETY: an open port, and a list of packets that may be read and fit an mbuf, as the caller says.
         unsafe { lm_dpdk_send(self.port.as_ptr(), packets.as_ptr(), packets.len() as c_uint) as usize }
@@ -173,7 +284,17 @@ impl Link {
         taken == 1
     }
 
-    /// Whether packets were copied that the device has not taken: [`Link::send`] has it try them again.
+    /// Packets that an aimed device is done with, since this was asked.
+    #[inline]
+    pub(crate) fn done(&mut self) -> &[Packet] {
+        let mut done = std::ptr::null();
+        // SAFETY: an open port, and a pointer to be written.
+        let count = unsafe { lm_dpdk_done(self.port.as_ptr(), &mut done) } as usize;
+        // SAFETY: as many lie there, in the port, until it is used again, which needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(done, count) }
+    }
+
+    /// Whether packets were taken that the device has not taken: [`Link::send`] has it try them again.
     pub(crate) fn waits(&self) -> bool {
         // SAFETY: an open port.
         unsafe { lm_dpdk_waits(self.port.as_ptr()) }
@@ -195,6 +316,9 @@ impl Drop for Link {
     fn drop(&mut self) {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: an open port, which is not used any more.
-        unsafe { lm_dpdk_close(self.port.as_ptr()) };
+        if unsafe { !lm_dpdk_close(self.port.as_ptr()) } {
+            // Its driver may write there: it stays, and is not used again.
+            std::mem::forget(self.aimed.take());
+        }
     }
 }

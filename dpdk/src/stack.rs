@@ -15,6 +15,7 @@ use etherparse::{
     TransportSlice, UdpSlice,
 };
 use etherparse::{IpHeaders, Ipv4Header, Ipv4HeaderSlice, UdpHeader};
+use ipnet::Ipv4Net;
 use lm_dataplane::port::{Socket, SocketEvent};
 
 use crate::shim::ROOM;
@@ -36,37 +37,6 @@ const FRESH_NS: u64 = 30_000_000_000;
 const ANSWER_NS: u64 = 2_000_000_000;
 /// How soon a question is repeated.
 const REPEAT_NS: u64 = 300_000_000;
-
-/// An address on a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Site {
-    pub(crate) address: Ipv4Addr,
-    pub(crate) prefix_len: u8,
-    /// The way to other networks.
-    pub(crate) gateway: Option<Ipv4Addr>,
-}
-
-impl Site {
-    /// Bits of the network.
-    pub(crate) const fn mask(&self) -> u32 {
-        match self.prefix_len {
-            0 => 0,
-            len => u32::MAX << (32 - len),
-        }
-    }
-
-    pub(crate) const fn is_near(&self, ip: Ipv4Addr) -> bool {
-        (ip.to_bits() ^ self.address.to_bits()) & self.mask() == 0
-    }
-
-    /// Where packets to `ip` go first.
-    fn hop(&self, ip: Ipv4Addr) -> Option<Ipv4Addr> {
-        match self.is_near(ip) {
-            true => Some(ip),
-            false => self.gateway,
-        }
-    }
-}
 
 /// What became of packets, beside those that reached a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +113,10 @@ impl Inbox {
 /// The stack of one address.
 #[derive(Debug)]
 pub(crate) struct Stack {
-    site: Site,
+    /// Its address, and the network around it.
+    site: Ipv4Net,
+    /// The way to other networks.
+    gateway: Option<Ipv4Addr>,
     mac: [u8; 6],
     data_port: u16,
     neighbours: HashMap<Ipv4Addr, Neighbour>,
@@ -157,9 +130,10 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    pub(crate) fn new(site: Site, mac: [u8; 6], data_port: u16) -> Stack {
+    pub(crate) fn new(site: Ipv4Net, gateway: Option<Ipv4Addr>, mac: [u8; 6], data_port: u16) -> Stack {
         Stack {
             site,
+            gateway,
             mac,
             data_port,
             neighbours: HashMap::with_capacity(NEIGHBOURS_MAX),
@@ -174,7 +148,7 @@ impl Stack {
 
     /// The data port and its address.
     pub(crate) fn local(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.site.address, self.data_port)
+        SocketAddrV4::new(self.site.addr(), self.data_port)
     }
 
     /// What was written last, to be sent; empty: nothing.
@@ -227,7 +201,7 @@ impl Stack {
                 }
             }
             (Some(NetSlice::Ipv4(ip)), transport)
-                if is_ours && ip.header().destination_addr() == self.site.address =>
+                if is_ours && ip.header().destination_addr() == self.site.addr() =>
             {
                 let header = ip.header();
                 match transport {
@@ -245,7 +219,7 @@ impl Stack {
 
     fn take_arp(&mut self, arp: &ArpEthIpv4Packet, now_ns: u64) {
         let (from, target) = (arp.sender_ipv4_addr(), arp.target_ipv4_addr());
-        if from == self.site.address && arp.sender_mac != self.mac {
+        if from == self.site.addr() && arp.sender_mac != self.mac {
             if self.ignored.same_address == 0 {
                 let [a, b, c, d, e, f] = arp.sender_mac;
                 tracing::warn!(
@@ -256,7 +230,7 @@ impl Stack {
             self.ignored.same_address += 1;
             return;
         }
-        if target != self.site.address {
+        if target != self.site.addr() {
             self.ignored.foreign += 1;
             return;
         }
@@ -266,7 +240,7 @@ impl Stack {
             (neighbour.asked_ns).is_some_and(|asked_ns| now_ns.saturating_sub(asked_ns) < ANSWER_NS)
         };
         let is_awaited = is_question || self.neighbours.get(&from).is_some_and(is_asked);
-        if !is_awaited || !self.site.is_near(from) || arp.sender_mac[0] & 1 != 0 {
+        if !is_awaited || !self.site.contains(&from) || arp.sender_mac[0] & 1 != 0 {
             self.ignored.unasked += 1;
         } else {
             let neighbour = self.entry(from);
@@ -282,7 +256,7 @@ impl Stack {
         let arp = ArpEthIpv4Packet {
             operation,
             sender_mac: self.mac,
-            sender_ipv4: self.site.address.octets(),
+            sender_ipv4: self.site.addr().octets(),
             target_mac: if to == BROADCAST { [0; 6] } else { to },
             target_ipv4: target.octets(),
         };
@@ -309,16 +283,19 @@ impl Stack {
     /// There is no way there.
     pub(crate) fn neighbour(&mut self, ip: Ipv4Addr, now_ns: u64) -> Result<Option<[u8; 6]>, String> {
         self.len = 0;
-        let address = self.site.address;
-        if ip == address {
+        let site = self.site;
+        if ip == site.addr() {
             return Err(format!(
                 "{ip} is the address of this port itself; name another host"
             ));
         }
-        let hop = self.site.hop(ip).ok_or_else(|| {
-            let len = self.site.prefix_len;
-            format!("{ip} is not on the network {address}/{len}; name the gateway (--dpdk-gateway)")
-        })?;
+        let hop = if site.contains(&ip) {
+            Some(ip)
+        } else {
+            self.gateway
+        };
+        let hop = hop
+            .ok_or_else(|| format!("{ip} is not on the network {site}; name the gateway (--dpdk-gateway)"))?;
         let neighbour = self.entry(hop);
         neighbour.used_ns = now_ns;
         let age_ns = now_ns.saturating_sub(neighbour.heard_ns);
@@ -333,7 +310,7 @@ impl Stack {
 
     fn ipv4(&self, to_mac: [u8; 6], to: Ipv4Addr) -> PacketBuilderStep<IpHeaders> {
         let frame = PacketBuilder::ethernet2(self.mac, to_mac);
-        frame.ipv4(self.site.address.octets(), to.octets(), TTL)
+        frame.ipv4(self.site.addr().octets(), to.octets(), TTL)
     }
 
     /// Writes a datagram. `false`: it is too long.
@@ -392,7 +369,7 @@ impl Stack {
 
     /// A datagram from here went to a closed port: these are its first bytes.
     fn take_refusal(&mut self, original: &[u8]) {
-        let local = self.site.address;
+        let local = self.site.addr();
         let header = Ipv4HeaderSlice::from_slice(original).ok();
         let ours = header.filter(|header| header.source_addr() == local && header.protocol().0 == 17);
         let refused = ours.and_then(|header| {

@@ -112,9 +112,10 @@ impl Selection {
             .args(self.0.is_empty().then_some("--workspace"));
         command.args(self.0.iter().flat_map(|name| ["--package", name]));
         if ensure_dpdk().is_ok() {
-            let with_dpdk = ["lm-bench", "lm-dpdk"].into_iter();
-            let chosen = with_dpdk.filter(|name| self.0.is_empty() || self.0.iter().any(|one| one == name));
-            command.args(chosen.map(|name| format!("--features={name}/dpdk")));
+            let with_dpdk = [("lm-bench", "dpdk"), ("lm-dpdk", "faults")].into_iter();
+            let chosen =
+                with_dpdk.filter(|(name, _)| self.0.is_empty() || self.0.iter().any(|one| one == name));
+            command.args(chosen.map(|(name, feature)| format!("--features={name}/{feature}")));
         }
         command
     }

@@ -12,7 +12,7 @@ use crate::size;
 use crate::test_programs;
 use crate::vm::devices::Device;
 use crate::vm::{self, unless_lacking};
-use crate::workspace::{WITH_DPDK, cargo, ensure_dpdk, run};
+use crate::workspace::{cargo, ensure_dpdk, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
@@ -161,7 +161,7 @@ pub fn ci() -> Result<()> {
             if ensure_dpdk().is_ok() {
                 run(cargo()
                     .args(["clippy", "--package", "lm-dpdk", "--package", "lm-bench"])
-                    .args(["--all-targets", WITH_DPDK[0], WITH_DPDK[1]])
+                    .args(["--all-targets", "--features=lm-bench/dpdk,lm-dpdk/faults"])
                     .args(["--", "--deny", "warnings"]))?;
             }
             Ok(())

@@ -10,12 +10,8 @@ const PORT: u16 = 7168;
 const SECOND: u64 = 1_000_000_000;
 
 fn stack_of(address: Ipv4Addr, mac: [u8; 6]) -> Stack {
-    let site = Site {
-        address,
-        prefix_len: 24,
-        gateway: Some(Ipv4Addr::new(10, 9, 0, 254)),
-    };
-    Stack::new(site, mac, PORT)
+    let site = Ipv4Net::new_assert(address, 24);
+    Stack::new(site, Some(Ipv4Addr::new(10, 9, 0, 254)), mac, PORT)
 }
 
 fn stack() -> Stack {
@@ -92,7 +88,7 @@ fn neighbours_are_asked_for_believed_and_forgotten() {
         .neighbour(far, 70 * SECOND)
         .expect("the gateway is asked for");
     assert_eq!(stack.frame()[38..42], [10, 9, 0, 254]);
-    stack.site.gateway = None;
+    stack.gateway = None;
     for nowhere in [far, US] {
         assert!(
             stack
@@ -130,7 +126,7 @@ fn a_forged_answer_changes_nothing() {
 #[test]
 fn ten_thousand_neighbours_take_no_more_memory_than_a_thousand() {
     let mut stack = stack();
-    stack.site.prefix_len = 8;
+    stack.site = Ipv4Net::new_assert(US, 8);
     let room = stack.neighbours.capacity();
     stack.take(&question((PEER_MAC, PEER)), SECOND);
     stack.neighbour(PEER, SECOND).expect("near");

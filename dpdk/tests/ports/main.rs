@@ -1,5 +1,5 @@
 //! Ports over the drivers that come with DPDK and need no card.
-#![cfg(feature = "dpdk")]
+#![cfg(feature = "faults")]
 
 mod bed;
 mod messages;

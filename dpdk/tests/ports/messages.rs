@@ -1,11 +1,42 @@
 //! Messages between two ports.
 
+use std::time::Duration;
+
 use lm_dataplane::{Delivery, EffectiveMode};
+use lm_dpdk::put_in;
 
-use crate::bed::{A, B, Wire, carry};
+use crate::bed::{A, B, PATIENCE, Wire, carry};
 
-/// Lengths in one packet and in many, around their ends, and beyond the landing memory that is there at first.
-const LENS: [usize; 10] = [1, 1439, 1440, 1441, 1448, 2896, 2897, 100_000, 1 << 20, 8 << 20];
+/// Lengths in one packet and in many, around their ends, beyond the landing memory that is there at first, and with short last packets where the device has
+/// aimed buffers.
+const LENS: [usize; 10] = [1, 1439, 1440, 1441, 2896, 1 << 20, 8 << 20, 100_000, 2897, 2897];
+
+/// They cross to one end, to the other, and to the first again, with that mistake.
+fn cross(mistake: u32, queues: u32, arguments: &str, delivery: Delivery, patience: Duration) {
+    let wire = Wire::new();
+    put_in(0, 0, mistake);
+    let mut ends = wire.ends(queues, arguments);
+    for to in [B, A, B] {
+        let before = ends[1].counters().user_copied_bytes;
+        let [_, received] = carry(&mut ends, to, delivery, &LENS, patience);
+        // Each packet once, and nothing by the sockets.
+        let bytes = LENS.iter().sum::<usize>() as u64;
+        let copied = received.user_copied_bytes - before;
+        let (mode, expected) = match to == B && queues > 1 {
+            true => (EffectiveMode::ZeroCopy, 1..bytes / 4),
+            false => (EffectiveMode::CopyPort, bytes..u64::MAX),
+        };
+        assert!(expected.contains(&copied), "{copied} {received:?}");
+        assert_eq!(
+            (received.fragments_one_copy, received.fragments_requested),
+            (0, 0),
+            "{received:?}"
+        );
+        assert_eq!(received.violations.total(), 0);
+        assert!(to == A || ends[1].status().mode() == mode);
+        ends.swap(0, 1);
+    }
+}
 
 #[test]
 fn messages_cross_both_ways_on_all_rings() {
@@ -15,23 +46,59 @@ fn messages_cross_both_ways_on_all_rings() {
         Delivery::Partial,
         Delivery::Reliable,
     ];
-    for (delivery, (ring, packed)) in ways.into_iter().zip([(128, 0), (128, 1), (256, 0), (256, 1)]) {
-        let wire = Wire::new();
-        let mut ends = wire.ends(&format!("queue_size={ring},packed_vq={packed}"));
-        assert_eq!(ends[0].status().mode(), EffectiveMode::CopyPort);
-        for to in [B, A] {
-            let before = ends[1].counters().user_copied_bytes;
-            let [sent, received] = carry(&mut ends, to, delivery, &LENS);
-            // Each packet once, and nothing by the sockets.
-            let bytes = LENS.iter().sum::<usize>() as u64;
-            assert!(received.user_copied_bytes - before >= bytes, "{received:?}");
-            assert_eq!(
-                (received.fragments_one_copy, received.fragments_requested),
-                (0, 0),
-                "{received:?}"
+    for queues in [1, 2] {
+        for (delivery, (ring, packed)) in ways.into_iter().zip([(128, 0), (128, 1), (256, 0), (256, 1)]) {
+            cross(
+                0,
+                queues,
+                &format!("queue_size={ring},packed_vq={packed}"),
+                delivery,
+                PATIENCE,
             );
-            assert_eq!((received.violations.total(), sent.messages_failed), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_second_aimed_endpoint_is_refused() {
+    let wire = Wire::new();
+    let _first = wire.ends(2, "packed_vq=0");
+    let [_, second] = wire.try_ends(1, 2, "packed_vq=0");
+    let why = second.expect_err("there is memory for one").to_string();
+    assert!(why.contains("; ask for --mode copy"), "{why}");
+}
+
+/// Packets that are lost, overtaken or doubled, cut bursts and refused buffers cost no byte. Each session leaves buffers with the device.
+#[test]
+fn faults_cost_time_alone() {
+    let seeds = std::env::var_os("LM_LONG").map_or(15, |_| 1000);
+    for packed in 0..2 {
+        let wire = Wire::new();
+        let mut ends = wire.ends(2, &format!("packed_vq={packed}"));
+        for (seed, to) in (0..2 * seeds).zip([B, A].into_iter().cycle()) {
+            let long = 1 + seed as usize * 7919 % 600_000;
+            put_in(seed, 8, 0);
+            let lens = [1, 7000, long, 100_000, 1441];
+            let [_, received] = carry(&mut ends, to, Delivery::Reliable, &lens, PATIENCE);
+            assert_eq!(received.violations.total(), 0, "{seed}: {received:?}");
             ends.swap(0, 1);
         }
+    }
+}
+
+/// Those that [`put_in`] names.
+#[test]
+fn mistakes_are_found() {
+    for mistake in 1..=4 {
+        let found = std::panic::catch_unwind(|| {
+            cross(
+                mistake,
+                2,
+                "packed_vq=0",
+                Delivery::Reliable,
+                Duration::from_secs(3),
+            );
+        });
+        assert!(found.is_err(), "{mistake}");
     }
 }

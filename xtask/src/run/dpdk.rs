@@ -1,9 +1,9 @@
 //! The demonstration by DPDK: two programs on the two ends of a socket, with no privilege that the command has not.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Arguments, TRANSFER_LIMIT, make_content, show_transfer};
+use super::{Arguments, TRANSFER_LIMIT, exchange, make_content};
 use crate::bed::Launch;
 use crate::bed::leftovers::temporary_folder;
 use crate::machine::two_cores;
@@ -31,7 +31,6 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
             .time_limit(TRANSFER_LIMIT)
     };
     let [sending, receiving] = two_cores();
-    let received = content.received();
     let receiver = launch(
         "lm-recv",
         format!("net_vhost0,iface={socket}"),
@@ -39,23 +38,15 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
         receiving,
     )
     .args(["--allow", SENDER, "--count", "1", "--output"])
-    .arg(&received);
+    .arg(content.received());
     let device = format!("net_virtio_user0,path={socket}");
     let sender = launch("lm-send", device, SENDER, sending)
         .args(["--to", RECEIVER])
         .arg(&content.file);
-    println!("receiver   {}", receiver.command_line());
-    println!("sender     {}", sender.command_line());
-    let mut receiver = receiver.spawn()?;
-    receiver.await_text("listening on")?;
-    let sent = sender.spawn()?.finish()?.json().context("lm-send --json")?;
-    let report = receiver.finish()?.json().context("lm-recv --json")?;
-    content.ensure_same(&received)?;
-    show_transfer(&report);
-    println!("checked    SHA-256 of what arrived is that of what was sent");
+    let transfer = exchange(&content, (receiver, Launch::spawn), (sender, Launch::spawn))?;
     Ok(json!({
         "kind": "two programs by DPDK",
         "file": {"bytes": content.len, "sha256": content.sha256},
-        "transfer": {"send": sent, "receive": report},
+        "transfer": transfer,
     }))
 }

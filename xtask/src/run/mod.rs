@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use lm_measure::size::{self, ByteSize};
 use serde_json::{Value, json};
 
-use crate::bed::Launch;
 use crate::bed::leftovers::watch_signals;
+use crate::bed::{Launch, Program};
 use crate::content::Content;
 use crate::machine::{self, ResultFile, two_cores};
 use crate::workspace;
@@ -122,6 +122,24 @@ fn result(content: &Content, kind: &str, transfer: Value, compared: &Path) -> Re
         "transfer": transfer,
         "comparisons": [compared],
     }))
+}
+
+/// Starts the receiver, then the sender, each where its function does; checks what arrived. What both reported.
+fn exchange(
+    content: &Content,
+    (receiver, start_receiver): (Launch, impl FnOnce(Launch) -> Result<Program>),
+    (sender, start_sender): (Launch, impl FnOnce(Launch) -> Result<Program>),
+) -> Result<Value> {
+    println!("receiver   {}", receiver.command_line());
+    println!("sender     {}", sender.command_line());
+    let mut receiver = start_receiver(receiver)?;
+    receiver.await_text("listening on")?;
+    let sent = start_sender(sender)?.finish()?.json().context("lm-send --json")?;
+    let report = receiver.finish()?.json().context("lm-recv --json")?;
+    content.ensure_same(&content.received())?;
+    show_transfer(&report);
+    println!("checked    SHA-256 of what arrived is that of what was sent");
+    Ok(json!({"send": sent, "receive": report, "sha256_received": content.sha256}))
 }
 
 /// Says of a tool's report how much, how fast, in which mode, what user space copied.

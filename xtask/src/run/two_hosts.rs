@@ -1,9 +1,9 @@
 //! The demonstration on one machine: two namespaces, a veth pair.
 
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use anyhow::Result;
+use serde_json::Value;
 
-use super::{Arguments, TRANSFER_LIMIT, make_content, result, sender, show_transfer};
+use super::{Arguments, TRANSFER_LIMIT, exchange, make_content, result, sender};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch};
 use crate::bench::compare;
 use crate::content::Content;
@@ -40,18 +40,9 @@ fn transfer(programs: &Programs, content: &Content) -> Result<Value> {
         .core(receiving)
         .time_limit(TRANSFER_LIMIT);
     let sender = sender(content, programs, INTERFACE, &to);
-    println!("receiver   {}", receiver.command_line());
-    println!("sender     {}", sender.command_line());
-    let receiver = bed.right().spawn_until(receiver, "listening on")?;
-    let sent = bed
-        .left()
-        .spawn(sender)?
-        .finish()?
-        .json()
-        .context("lm-send --json")?;
-    let report = receiver.finish()?.json().context("lm-recv --json")?;
-    content.ensure_same(&received)?;
-    show_transfer(&report);
-    println!("checked    SHA-256 of what arrived is that of what was sent");
-    Ok(json!({"send": sent, "receive": report, "sha256_received": content.sha256}))
+    exchange(
+        content,
+        (receiver, |launch| bed.right().spawn(launch)),
+        (sender, |launch| bed.left().spawn(launch)),
+    )
 }
