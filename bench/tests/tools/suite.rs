@@ -403,7 +403,7 @@ fn no_number_of_a_client_ends_the_server() {
     });
     let answer = bed.on(Host::Sender, || {
         let mut connection = TcpStream::connect((RECEIVER, 7170)).unwrap();
-        writeln!(connection, r#"{{"Start":["Far",{spec},1.0]}}"#).unwrap();
+        writeln!(connection, r#"{{"Start":["Far",{spec},60.0]}}"#).unwrap();
         let mut answer = String::new();
         BufReader::new(connection).read_line(&mut answer).unwrap();
         answer
