@@ -57,7 +57,8 @@ impl UdpPair {
         }
         let mut pair = UdpPair::bind_neighbours(local, port);
         for _ in 1..PAIR_ATTEMPTS {
-            if port != 0 || pair.is_ok() {
+            // The neighbour of a port that the kernel chose may be another program's, or none.
+            if port != 0 || !matches!(pair, Err(UdpError::InUse(_) | UdpError::NoControlPort)) {
                 break;
             }
             pair = UdpPair::bind_neighbours(local, port);

@@ -166,7 +166,7 @@ fn fault(said_so: *const c_char) -> Result<(), Fault> {
 }
 
 impl Link {
-    /// Finds what `devargs` describe, to use so many pairs of queues at most. `steers`: what is sent on a queue leaves on the device's of that number.
+    /// Finds what `devargs` describe, to use at most `queues` pairs of queues. `steers`: what is sent on a queue leaves on the device's of that number.
     pub(crate) fn open(devargs: &CStr, queues: u16, steers: bool) -> Result<(Link, Facts), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         drop(said());
@@ -188,7 +188,7 @@ impl Link {
         Ok((link, facts))
     }
 
-    /// Gives the device places in this memory from its start on. `false`: another port has what DPDK has, or it is not so much.
+    /// Gives the device places in this memory from its start on. `false`: another port uses DPDK's memory, or it is too short.
     pub(crate) fn aim(&mut self, mapping: &Arc<Mapping>) -> bool {
         let mut block = BLOCK.lock().unwrap_or_else(PoisonError::into_inner);
         if block.as_mut().is_some_and(|(of, _)| Arc::get_mut(of).is_none()) {

@@ -141,7 +141,7 @@ pub fn ci() -> Result<()> {
             })
         }),
     ];
-    // Half a processor for some minutes, in which instructions are counted: the others do not mind, and it does not mind them.
+    // Half a processor for some minutes, in which instructions are counted: other steps change no figure of it.
     let cards: Step = (
         "cards",
         "correct what is worse: `cargo xtask bench card --short`",

@@ -417,8 +417,8 @@ impl Sessions {
         Some((inbound.terms.peer.index, std::mem::take(&mut inbound.credit)))
     }
 
-    /// Whether the sender in a row may send what it has not announced: nothing that others announced is under way, whose entries that would use,
-    /// nor has any session packets that are cut otherwise.
+    /// Whether messages of a session may come unannounced: no announced packets of another one are under way, whose entries these would
+    /// use, and all sessions that land cut messages alike.
     pub(super) fn may_go_ahead(&self, inbound: &Inbound) -> bool {
         let layout = inbound.terms.layout;
         let hinders = |other: &Inbound| other.lands() && (other.left() > 0 || other.terms.layout != layout);

@@ -348,7 +348,7 @@ fn several_senders_go_ahead() {
         (0, 0),
         "{mixed:?}"
     );
-    // Two that are silent with credit hold up neither the third nor themselves, and nothing is opened between its messages.
+    // Silent sessions with credit hold up no stream and do not count as stalled, and no entries open between its messages.
     for _ in 0..20 {
         send(&mut bed, 1, 1 << 20);
         take(&mut bed);
@@ -416,7 +416,7 @@ fn what_was_not_heard_of_goes_again() {
     }
 }
 
-/// The rest never comes of one sender's messages: they are no more than may be under way, another's go on, and no memory stays with them.
+/// Messages whose rest never comes: no more of them are known than may be under way, other sessions go on, and no memory stays taken.
 #[test]
 fn endless_first_fragments_keep_nothing() {
     let mut bed = Bed::switch(&on(Semantics::Copy), 3);
@@ -441,7 +441,7 @@ fn endless_first_fragments_keep_nothing() {
         send(&mut bed, 2, number).expect("room");
         loop {
             bed.round();
-            // Of the other one's nothing is whole.
+            // The messages of host 1 are never whole.
             if let Ok(Some(message)) = bed.hosts[0].take_message() {
                 assert_eq!(
                     bed.hosts[0].peers.named(message.peer()).map(|peer| peer.data),
