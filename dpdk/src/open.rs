@@ -66,7 +66,8 @@ pub fn open(
         mac: facts.mac,
         mtu: facts.mtu.into(),
         queues: QUEUES as u32,
-        rx_ring_len: AIMED_RING,
+        // Half as much again is posted: the ring, and behind it what the engine may take before it posts again.
+        rx_ring_len: 2 * AIMED_RING,
         chunk_len: PACKET_HEADROOM as u32 + ROOM as u32,
         caps: Caps {
             witness: !is_aimed,
