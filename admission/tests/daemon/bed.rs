@@ -4,22 +4,18 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lm_admission::daemon::status::{InterfaceStatus, Status};
 use rustix::process::Signal;
-use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Output, Program};
+use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Output, Program, until};
 
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Looks until it is so.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(what, PATIENCE, || Ok(is_so())).unwrap();
 }
 
 /// Works beside what goes on until its flag is set, which it is where the work fails as well. What came of both.
