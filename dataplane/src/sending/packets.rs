@@ -217,10 +217,14 @@ impl<T: TxQueue> Sending<T> {
         payload: &[u8],
     ) -> bool {
         self.let_flows_pass(memory);
-        if !self.scheduler.has_room(Class::Control) {
-            return false;
+        let mut frame = self.frame_for_control();
+        if frame.is_none() {
+            // A burst of packets with an answer each fills the ring, and copy mode sends 32 of them a wake-up.
+            self.flush();
+            self.reap(true, self.now_ns);
+            frame = self.frame_for_control();
         }
-        let Some(frame) = self.frames.take_for_control() else {
+        let Some(frame) = frame else {
             return false;
         };
         let mut headers = [0u8; 128];
@@ -248,6 +252,11 @@ impl<T: TxQueue> Sending<T> {
         };
         self.scheduler.control_left(len);
         self.put_once(side, memory, frame, (data, &packet))
+    }
+
+    fn frame_for_control(&mut self) -> Option<Frame> {
+        let has_room = self.scheduler.has_room(Class::Control);
+        has_room.then(|| self.frames.take_for_control())?
     }
 
     /// Before a control packet: so that however many there are, flows wait for few.

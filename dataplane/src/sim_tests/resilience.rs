@@ -322,6 +322,23 @@ fn a_packet_of_another_incarnation_resets_nothing() {
     bed.check_memory();
 }
 
+/// Bursts of strangers' packets longer than what a wake-up sends: each is challenged, an honest one among them as well.
+#[test]
+fn bursts_of_strangers_are_challenged_to_the_last() {
+    let mut bed = Bed::new(&BedConfig::default());
+    bed.resolve(0);
+    for burst in 0..40 {
+        for n in 0..128 {
+            let stranger = eager(&addressing(IPS[0], PORT), (burst << 8 | n) << 1 | 1, 0);
+            bed.wire.inject(1, 0, &stranger);
+        }
+        bed.now_ns += 10_000_000;
+        bed.poll(1);
+    }
+    let counters = &bed.hosts[1].counters;
+    assert_eq!((counters.challenged, counters.control_send_errors), (40 * 128, 0));
+}
+
 /// A sender that does not keep to its credit takes none of the frames that are kept posted for others.
 #[test]
 fn a_sender_is_held_to_its_credit() {

@@ -150,7 +150,8 @@ pub fn recv(endpoint: &mut Endpoint) -> Message {
 
 /// Checks every byte, and that the slice is where its kind of message has to be.
 pub fn check(endpoint: &Endpoint, message: &Message, tag: u64, len: u64) {
-    assert_eq!((message.tag(), message.len() as u64), (tag, len));
+    let counters = endpoint.counters();
+    assert_eq!((message.tag(), message.len() as u64), (tag, len), "{counters:?}");
     assert!(
         **message == *content(tag, len),
         "message {tag} of {len} bytes is not what was sent"
