@@ -317,35 +317,27 @@ impl Outbound {
             }
             let has_digests = self.terms.integrity.has_digests() && !outgoing.has_facts;
             while outgoing.position < end && packets + way.more_pieces < allowed {
-                let hasher = &self.digests.hasher;
-                let (run, each) = outgoing.put_run(
-                    self.terms.window,
-                    allowed - packets - way.more_pieces,
-                    way,
-                    &mut sent,
-                    |outgoing, index, umem| {
-                        if has_digests {
-                            outgoing.note_digest(index, digests, umem, hasher);
-                        }
-                    },
-                );
+                let index = self.terms.window.index_at(outgoing.position, count);
+                let most = allowed - packets - way.more_pieces;
+                let (mut run, each) = outgoing.put_run((index, self.terms.window), most, way, &mut sent);
                 packets += run;
                 bytes += u64::from(run) * u64::from(each);
-                if run > 0 {
-                    continue;
+                if run == 0 {
+                    let is_forward = outgoing.has_facts && mutant!(SentForward);
+                    let index = if is_forward { outgoing.position } else { index };
+                    let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
+                        break 'messages;
+                    };
+                    bytes += u64::from(len);
+                    packets += 1;
+                    outgoing.position += 1;
+                    run = 1;
                 }
-                let index = self.terms.window.index_at(outgoing.position, count);
-                let is_forward = outgoing.has_facts && mutant!(SentForward);
-                let index = if is_forward { outgoing.position } else { index };
-                let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
-                    break 'messages;
-                };
-                bytes += u64::from(len);
-                packets += 1;
                 if has_digests {
-                    outgoing.note_digest(index, digests, way.umem, &self.digests.hasher);
+                    for back in 0..run {
+                        outgoing.note_digest(index - back, digests, way.umem, &self.digests.hasher);
+                    }
                 }
-                outgoing.position += 1;
             }
             if outgoing.fillers > 0 && outgoing.position >= count {
                 let room = allowed - packets - way.more_pieces;

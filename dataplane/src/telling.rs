@@ -122,6 +122,8 @@ impl<P: Port> Engine<P> {
         Some(peer.eager_in.acknowledgement(free, peer.uncompleted_max))
     }
 
+    // A call of its own would be more than most rounds do here.
+    #[inline(always)]
     fn give_credit(&mut self, row: u8, now_ns: u64, idle: bool) {
         let Some(landing) = &mut self.landing else { return };
         let limit = landing.sessions.credit(row);
@@ -129,14 +131,12 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.at_mut(row) else {
             return;
         };
-        let session = Credit::session_of(inbound.terms.key);
-        let mut outbound = self.peers.at(inbound.terms.peer.index).outbound.as_mut();
-        if let Some(outbound) = &mut outbound
-            && outbound.terms.goes_ahead
-        {
+        let outbound = self.peers.at(inbound.terms.peer.index).outbound.as_mut();
+        let mut outbound = outbound.filter(|outbound| outbound.terms.goes_ahead);
+        if let Some(outbound) = &mut outbound {
             outbound.credit_behind = Credit::default();
             let left = std::mem::take(&mut outbound.credit_left);
-            if left.session == session {
+            if left.session == Credit::session_of(inbound.terms.key) {
                 let [limit, delivered, announced] = left.words.map(|word| word.get());
                 inbound.tell_limit(limit, now_ns);
                 (inbound.told).is_told(limit, delivered, announced, now_ns);
@@ -178,7 +178,7 @@ impl<P: Port> Engine<P> {
                 && inbound.unwhole().next().is_none()
             {
                 let words = [limit, delivered, announced].map(Into::into);
-                let session = session.into();
+                let session = Credit::session_of(inbound.terms.key).into();
                 outbound.credit_behind = Credit { session, words };
             }
             return;

@@ -137,6 +137,8 @@ pub struct Gate {
     retired: Counters,
     mode: EffectiveMode,
     interface: String,
+    /// Rows that its packets count in, but the last.
+    queues: u32,
     config: GateConfig,
     warnings: Vec<String>,
     /// Where it is pinned.
@@ -218,6 +220,7 @@ impl Gate {
             retired: Counters::default(),
             mode,
             interface: interface.name,
+            queues: interface.rx_queues_max.min(QUEUES),
             config: config.clone(),
             warnings: Vec::new(),
             pins: None,
@@ -498,10 +501,11 @@ impl Gate {
         logs.fold(sum, |sum, log| sum.plus(&log.counters()))
     }
 
-    /// Packets that the data socket may have received by way of queues *without a role*: 65 loads. For a queue with a
-    /// role ask [`Log::passed`].
+    /// Packets that the data socket may have received by way of queues *without a role*: a load for each queue of the
+    /// interface. For a queue with a role ask [`Log::passed`].
     pub fn passed_elsewhere(&self) -> u64 {
-        (0..=STRAY_ROW)
+        (0..self.queues)
+            .chain([STRAY_ROW])
             .map(|queue| {
                 self.channels
                     .load_passed(channel_offset(queue) + offset_of!(ChannelRow, counters))

@@ -41,6 +41,8 @@ pub struct Interface {
     pub driver: Option<String>,
     /// Receive queues in use (`ETHTOOL_GCHANNELS`), or, where the driver does not tell, those that exist.
     pub rx_queues: u32,
+    /// Receive queues that exist: of none beyond them does a packet come, however many are put in use later.
+    pub rx_queues_max: u32,
     /// Transmit queues, likewise.
     pub tx_queues: u32,
     /// The XDP program attached in native or, if there is none, generic mode: its id.
@@ -168,6 +170,7 @@ impl Link {
             kind: None,
             driver: None,
             rx_queues: 1,
+            rx_queues_max: 1,
             tx_queues: 1,
             xdp_program: None,
             up: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
@@ -181,7 +184,9 @@ impl Link {
                 LinkAttribute::IfName(name) => interface.name.clone_from(name),
                 LinkAttribute::Address(mac) => interface.mac = mac.as_slice().try_into().unwrap_or_default(),
                 LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
-                LinkAttribute::NumRxQueues(count) => interface.rx_queues = *count,
+                LinkAttribute::NumRxQueues(count) => {
+                    (interface.rx_queues, interface.rx_queues_max) = (*count, *count);
+                }
                 LinkAttribute::NumTxQueues(count) => interface.tx_queues = *count,
                 LinkAttribute::Controller(index) => controller = Some(*index),
                 LinkAttribute::Link(index) => lower = Some(*index),

@@ -427,6 +427,9 @@ impl Sessions {
 
     /// Opens entries behind a short message that came alone, and last.
     pub(super) fn open(&mut self, queue: &mut impl RxQueue, memory: &mut Memory<'_>) -> u32 {
+        if !self.iter().any(|inbound| inbound.opens) {
+            return 0;
+        }
         let landing = self.iter().filter(|inbound| inbound.lands());
         let Some(inbound) = landing.max_by_key(|inbound| inbound.progress.last_ns()) else {
             return 0;

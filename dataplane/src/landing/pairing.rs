@@ -56,6 +56,9 @@ impl Sessions {
             self.arrivals.stale += 1;
             return Ok(());
         };
+        let owner = inbound.owner();
+        // An IP fragment's header is shorter than others' slots are made for: the packet behind it lies on its first bytes.
+        let fits = aim.owner == owner || inbound.terms.layout.wire() != Wire::IpFrag;
         let message = inbound.order.at_mut(at);
         if entry.index >= message.fragment_count() {
             return Err(Violation::Displaced);
@@ -73,14 +76,13 @@ impl Sessions {
         let end = message.base + u64::from(position) + 1;
         inbound.progress.accept((entry.message, position), end, now_ns);
         inbound.astray.has_landed();
-        // An IP fragment's header is shorter than others' slots are made for: the packet behind it lies on its first bytes.
-        if inbound.terms.layout.wire() == Wire::IpFrag && aim.owner != inbound.owner() {
+        if !fits {
             inbound.places.trouble();
             self.arrivals.discarded += 1;
             return self.used(aim, false, (start, len), entry, umem, burst);
         }
-        let arrival = inbound.order.at_mut(at).gaps.arrivals.take(position);
-        let is_for = (aim.owner, aim.number, aim.position) == (inbound.owner(), entry.message, position);
+        let arrival = message.gaps.arrivals.take(position);
+        let is_for = (aim.owner, aim.number, aim.position) == (owner, entry.message, position);
         let in_place = is_for && !aim.spare;
         let valid = in_place && arrival != Arrival::Duplicate;
         let used = self.used(aim, valid, (start, len), entry, umem, burst);

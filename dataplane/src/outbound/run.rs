@@ -5,22 +5,20 @@ use lm_protocol::window::WindowShape;
 
 use super::{Heard, Outgoing, Template, Way};
 use crate::checksum::Checksum;
-use crate::memory::Umem;
 use crate::mutants::mutant;
 use crate::port::TxQueue;
 
 impl Outgoing {
     /// Puts packets of up to `max` fragments on the ring, each as [`Outgoing::put_packet`] would, as long as they are a run: the rest of
-    /// a window, without a message's last fragment. Each is one descriptor, whole, and goes for the first time. Gives how many there
-    /// were and the bytes of each; `noted` hears of each fragment's index.
+    /// a window from `highest` down, without a message's last fragment. Each is one descriptor, whole, and goes for the first time. Gives
+    /// how many there were and the bytes of each.
     #[inline]
     pub(super) fn put_run(
         &mut self,
-        window: WindowShape,
+        (highest, window): (u32, WindowShape),
         max: u32,
         way: &mut Way<'_, impl TxQueue>,
         sent: &mut Heard<'_>,
-        mut noted: impl FnMut(&Outgoing, u32, &Umem),
     ) -> (u32, u32) {
         let frame_len = u32::from(self.geometry.layout().max_frame_len());
         let Template::Lm(template) = &self.template else {
@@ -35,7 +33,6 @@ impl Outgoing {
         if self.has_facts && mutant!(SentForward) {
             return (0, frame_len);
         }
-        let highest = window.index_at(first, count);
         // A long packet takes several descriptors, and some that the device reads are copied.
         if way.device_reads || frame_len > way.piece_len || highest + 1 >= count {
             return (0, frame_len);
@@ -51,7 +48,6 @@ impl Outgoing {
             way.umem
                 .copy_to_with(address, &header, index_at, index.to_be_bytes());
             way.channel.put(back, address, frame_len);
-            noted(self, index, way.umem);
             address = address.wrapping_sub(stride);
         }
         if way.channel.checksum != Checksum::None {
