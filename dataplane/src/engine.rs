@@ -1,7 +1,7 @@
 //! The poll engine: all state of an endpoint and the fixed order of its stages. Nothing here blocks.
 //!
 //! ```text
-//!  poll(now):  1 memory that the application gave back
+//!  poll(now):  1 packets of flows that are due                                 (scheduler.rs); memory that the application gave back
 //!              2 TX completions (late, in bulk)
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
 //!                while somebody waits for the application's answer to what came
@@ -121,7 +121,8 @@ impl<P: Port> Engine<P> {
         if self.looks.begin(now_ns) {
             self.forgive_pause(now_ns);
         }
-        let mut work = self.take_back();
+        let mut work = self.sending.send_due(&mut self.memory, now_ns);
+        work += self.take_back();
         work += self.sending.reap(false, now_ns);
         self.poll_queues();
         let packets = self.receive_general(now_ns);

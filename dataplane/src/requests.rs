@@ -419,9 +419,7 @@ impl<P: Port> Engine<P> {
             messages: spec.messages.map(|packets| packets.max(2).saturating_mul(pieces)),
             ..*spec
         };
-        let added = self.sending.add_flow(&mut self.peers, &spec, flow);
-        (self.small.stream).never_hurries(self.sending.has_flows());
-        added
+        self.sending.add_flow(&mut self.peers, &spec, flow)
     }
 
     /// Has a flow's packets go to a peer.
@@ -432,9 +430,7 @@ impl<P: Port> Engine<P> {
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let removed = self.sending.remove_flow(id);
-        (self.small.stream).never_hurries(self.sending.has_flows());
-        removed
+        self.sending.remove_flow(id)
     }
 
     /// Whether announced messages are on their way here.

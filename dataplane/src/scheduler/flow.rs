@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 
+use super::{Class, Shaping};
 use crate::completion::PeerId;
 use crate::memory::Umem;
 
@@ -412,13 +413,20 @@ impl Flows {
         }
     }
 
-    /// When the next packet of a flow is due that has descriptors left.
-    pub(super) fn departs(&self) -> Option<Time> {
+    /// Whether something is due that shapers let go.
+    #[inline]
+    pub(crate) fn are_due(&self, shaping: &Shaping, now: Time) -> bool {
+        !self.all.is_empty() && self.depart(shaping).is_some_and(|due| due <= now)
+    }
+
+    /// When the next packet of a flow is due that has descriptors left, and shapers let it go.
+    pub(super) fn depart(&self, shaping: &Shaping) -> Option<Time> {
         let able = self.all.iter().filter(|registered| {
             let lane = &registered.lane;
             lane.addressing.is_some() && (lane.pending.len() as u32) < lane.descriptors
         });
-        able.filter_map(|registered| registered.flow.as_ref()?.departs())
-            .min()
+        let due = able.filter_map(|registered| registered.flow.as_ref()?.departs());
+        due.min()
+            .map(|due| shaping.next(Class::RealTime).map_or(due, |next| next.max(due)))
     }
 }
