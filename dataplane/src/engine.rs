@@ -121,7 +121,7 @@ impl<P: Port> Engine<P> {
         if self.looks.begin(now_ns) {
             self.forgive_pause(now_ns);
         }
-        let mut work = self.sending.send_due(&mut self.memory, now_ns);
+        let mut work = (self.sending).send_due(&mut self.small, &mut self.memory, now_ns);
         work += self.take_back();
         work += self.sending.reap(false, now_ns);
         self.poll_queues();
@@ -136,6 +136,7 @@ impl<P: Port> Engine<P> {
             return work;
         }
         self.small.stream.takes_time();
+        self.small.apart.takes_time();
         work += self.look_at_sockets(now_ns);
         self.tick_handlers(now_ns);
         self.care(now_ns);
@@ -156,9 +157,11 @@ impl<P: Port> Engine<P> {
     }
 
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
-    /// application's answer.
+    /// application's answer, or that of whoever has it from a handler.
     fn answers_first(&mut self, now_ns: u64) -> bool {
-        self.told.has_message() && self.small.stream.hurries(now_ns)
+        let took = std::mem::take(&mut self.small.handlers.took);
+        (self.told.has_message() && self.small.stream.hurries(now_ns))
+            || (took && self.small.apart.hurries(now_ns))
     }
 
     /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
@@ -369,7 +372,8 @@ impl<P: Port> Engine<P> {
         if !(self.looks).wants_count(repairs || self.small.queue().is_none(), now_ns) {
             return 0;
         }
-        if !self.looks.wants_sockets(self.port.passed_count(), now_ns) {
+        let (passed, seldom) = (self.port.passed_count(), self.sending.has_flows());
+        if !self.looks.wants_sockets(passed, seldom, now_ns) {
             self.found_socket_empty(now_ns);
             return 0;
         }

@@ -203,6 +203,8 @@ pub(crate) struct Handlers {
     all: Vec<Registered>,
     last: u64,
     pub(crate) replies: Replies,
+    /// One took a packet since this was asked last.
+    pub(crate) took: bool,
 }
 
 impl Handlers {
@@ -212,6 +214,7 @@ impl Handlers {
         Handlers {
             all: Vec::new(),
             last: 0,
+            took: false,
             replies: Replies {
                 payload_max: usize::from(mtu).saturating_sub(HEADERS_LEN),
                 packets: Vec::new(),
@@ -290,6 +293,7 @@ impl Handlers {
             return false;
         };
         self.all[position].handler.packet(packet, now, &mut self.replies);
+        self.took = true;
         true
     }
 

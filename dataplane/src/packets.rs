@@ -302,6 +302,7 @@ impl<P: Port> Engine<P> {
             Some(index) => {
                 self.counters.packets_used += 1;
                 self.peers.at(index).heard_ns = now_ns;
+                self.small.apart.message_came();
                 self.send_replies(now_ns);
             }
             None => self.reject(Fault::Unexpected, from),

@@ -107,7 +107,7 @@ impl<T: TxQueue> Sending<T> {
         if self.senders.is_empty() {
             return 0;
         }
-        let flows = self.send_due(memory, now_ns);
+        let flows = self.send_due(small, memory, now_ns);
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
         }
@@ -132,11 +132,20 @@ impl<T: TxQueue> Sending<T> {
 
     /// Packets of flows that are due, before anything else of a round and before bulk.
     #[inline]
-    pub(crate) fn send_due(&mut self, memory: &mut PacketMemory, now_ns: u64) -> usize {
-        match self.scheduler.flows_are_due(now_ns) {
-            true => self.send_flows(memory, now_ns),
-            false => 0,
+    pub(crate) fn send_due<R: RxQueue>(
+        &mut self,
+        small: &mut Small<R>,
+        memory: &mut PacketMemory,
+        now_ns: u64,
+    ) -> usize {
+        if !self.scheduler.flows_are_due(now_ns) {
+            return 0;
         }
+        let sent = self.send_flows(memory, now_ns);
+        if sent > 0 {
+            small.apart.sent(now_ns);
+        }
+        sent
     }
 
     /// Packets of flows, which wait for no burst; between control packets, too.
