@@ -1,7 +1,7 @@
 //! The poll engine: all state of an endpoint and the fixed order of its stages. Nothing here blocks.
 //!
 //! ```text
-//!  poll(now):  1 packets of flows that are due                                 (scheduler.rs); memory that the application gave back
+//!  poll(now):  1 packets of flows that are due (sending.rs); memory that the application gave back
 //!              2 TX completions (late, in bulk)
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
 //!                while somebody waits for the application's answer to what came
@@ -27,7 +27,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
-use crate::bounds::{InFlight, OnTheWay, RECEIVE_BURST};
+use crate::bounds::{InFlight, OnTheWay, RECEIVE_BURST, RECEIVE_STEP};
 use crate::checksum::Checksum;
 use crate::counters::Counters;
 use crate::landing_side::LandingSide;
@@ -243,8 +243,28 @@ impl<P: Port> Engine<P> {
         packets as usize
     }
 
-    /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.
+    /// Stage 4. Beside flows small packets and what is due wait for few fragments, not for a whole round's.
     pub(crate) fn receive_landing(&mut self, now_ns: u64) -> usize {
+        let step = match self.sending.has_flows() {
+            true => RECEIVE_STEP,
+            false => RECEIVE_BURST,
+        };
+        let mut count = 0;
+        loop {
+            let fragments = self.receive_fragments(step, now_ns);
+            count += fragments;
+            if fragments < step as usize
+                || count >= RECEIVE_BURST as usize
+                || self.small.has_come()
+                || self.sending.flows_are_due(now_ns)
+            {
+                return count;
+            }
+        }
+    }
+
+    /// Takes fragments, so many at most, checks what I3 asks for, and makes messages of what is whole.
+    fn receive_fragments(&mut self, most: u32, now_ns: u64) -> usize {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
@@ -254,7 +274,7 @@ impl<P: Port> Engine<P> {
         }
         let (sessions, rx, mut memory) = landing.with_memory();
         let (umem, memory) = (self.memory.umem(), &mut memory);
-        let burst = match sessions.receive(rx, (umem, memory), RECEIVE_BURST, now_ns) {
+        let burst = match sessions.receive(rx, (umem, memory), most, now_ns) {
             Ok(burst) => burst,
             Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.

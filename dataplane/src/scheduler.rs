@@ -156,7 +156,7 @@ impl<T: TxQueue> Scheduler<T> {
         }
     }
 
-    /// What a session sends with: its queue, and the shapers of its class and of the port; and the flows that it gives way to.
+    /// What a session sends with: its queue, the shapers of its class and of the port; and the flows that it gives way to.
     #[inline]
     pub(crate) fn for_bulk(&mut self, index: usize) -> (&mut Transmit<T>, &mut Shaping, &Flows) {
         (&mut self.queues[index], &mut self.shaping, &self.flows)

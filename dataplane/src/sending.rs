@@ -144,6 +144,7 @@ impl<T: TxQueue> Sending<T> {
         let sent = self.send_flows(memory, now_ns);
         if sent > 0 {
             small.apart.sent(now_ns);
+            small.stream.left_apart();
         }
         sent
     }
@@ -439,8 +440,15 @@ impl<T: TxQueue> Sending<T> {
         Some(flow)
     }
 
+    #[inline]
     pub(crate) fn has_flows(&self) -> bool {
         self.scheduler.has_flows()
+    }
+
+    /// As [`Scheduler::flows_are_due`].
+    #[inline]
+    pub(crate) fn flows_are_due(&self, now_ns: u64) -> bool {
+        self.scheduler.flows_are_due(now_ns)
     }
 
     pub(crate) fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {

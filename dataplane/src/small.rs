@@ -59,8 +59,8 @@ pub(crate) struct Small<R> {
     pub(crate) handlers: Handlers,
     /// Whether messages come in a stream, or go to and fro.
     pub(crate) stream: Stream,
-    /// The same of packets that handlers take and flows send: an exchange of these ends rounds and changes nothing else, for as one of
-    /// messages it would cost a stream a seventh.
+    /// The same of packets that handlers take and flows send: an exchange of these ends rounds and changes nothing else,
+    /// for as one of messages it would cost a stream a seventh.
     pub(crate) apart: Stream,
     /// Peers that are owed an acknowledgement.
     acknowledge: VecDeque<u16>,

@@ -34,6 +34,11 @@ impl Stream {
         std::mem::take(&mut self.since_sent) > 0
     }
 
+    /// Something else leaves, which a flow sends: what comes is answered, and no stream.
+    pub(crate) fn left_apart(&mut self) {
+        self.since_sent = 0;
+    }
+
     /// A message has come: what comes else on the channel (credits, acknowledgements) asks for no answer.
     pub(crate) fn message_came(&mut self) {
         self.has_come = true;

@@ -540,6 +540,27 @@ fn a_flow_that_becomes_due_leaves_before_the_rest_of_a_burst() {
     assert!((1..=u64::from(TRANSMIT_BURST)).contains(&behind), "{behind}");
 }
 
+#[test]
+fn fragments_are_taken_in_bursts_while_a_flow_is_due_and_else_all() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peers = [0, 1].map(|host| bed.resolve(host));
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    bed.send(0, peer, &noise(1, LEN), 0);
+    // As far as credit goes.
+    bed.alone(0, 20);
+    let spec = FlowSpec {
+        to: Some(peers[1]),
+        ..spec(&mut bed)
+    };
+    let now_ns = bed.now_ns;
+    let receiver = &mut bed.hosts[1];
+    let flow = Pulse::new(&Shared::default(), now_ns, &spec, true);
+    let id = receiver.add_flow(&spec, flow).expect("room");
+    assert_eq!(receiver.receive_landing(now_ns), TRANSMIT_BURST as usize);
+    receiver.remove_flow(id).expect("it was there");
+    assert!(receiver.receive_landing(now_ns) > 2 * TRANSMIT_BURST as usize);
+}
+
 /// A quarter of what the bed's queues may have in flight.
 fn engine_limit() -> u32 {
     super::bed::BedConfig::default().tx_in_flight / 4
