@@ -167,9 +167,9 @@ impl SocketState {
     fn came(&self, arrival: &Arrival) {
         let (counts, times) = (&self.counts, &self.counts.times);
         counts.whole.fetch_add(1, Ordering::Relaxed);
-        counts
-            .late
-            .fetch_add(arrival.late.is_some().into(), Ordering::Relaxed);
+        if arrival.late.is_some() {
+            counts.late.fetch_add(1, Ordering::Relaxed);
+        }
         times.delay.record(nanos(arrival.delay));
         let seldom = [
             (&times.latency, arrival.latency),
@@ -185,7 +185,9 @@ impl SocketState {
     }
 
     fn lost(&self, lost: u32) {
-        self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
+        if lost > 0 {
+            self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
+        }
     }
 }
 

@@ -542,10 +542,13 @@ fn a_flow_that_becomes_due_leaves_before_the_rest_of_a_burst() {
 
 #[test]
 fn fragments_are_taken_in_bursts_while_a_flow_is_due_and_else_all() {
+    const LEN: usize = 200_000;
     let mut bed = Bed::new(&BedConfig::default());
     let peers = [0, 1].map(|host| bed.resolve(host));
     let peer = bed.session(0, WireMode::Lm, LEN as u64);
     bed.send(0, peer, &noise(1, LEN), 0);
+    bed.alone(0, 2);
+    bed.alone(1, 1);
     // As far as credit goes.
     bed.alone(0, 20);
     let spec = FlowSpec {
