@@ -149,6 +149,12 @@ impl Replies {
         self.reminds = Some(peer);
     }
 
+    /// Whether there is nothing to send.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty() && self.reminds.is_none()
+    }
+
     /// The packets sent since the last time.
     pub(crate) fn drain(&mut self, mut packet: impl FnMut(PeerId, &LmHeader, &[u8])) {
         for (to, header, range) in self.packets.drain(..) {

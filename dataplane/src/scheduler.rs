@@ -342,6 +342,9 @@ impl<T: TxQueue> Scheduler<T> {
                 } => {
                     shaping.left(Class::RealTime, allowed, packets, bytes);
                     count += packets;
+                    if flows.len() == 1 && packets < allowed {
+                        break;
+                    }
                 }
             }
         }

@@ -350,7 +350,9 @@ impl Flows {
             return Asked::Held;
         }
         // The next turn is another's, if that is as urgent.
-        if let Some(registered) = self.all.remove(at) {
+        if self.all.len() > 1
+            && let Some(registered) = self.all.remove(at)
+        {
             self.all.push_back(registered);
         }
         let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
