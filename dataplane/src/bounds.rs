@@ -44,6 +44,8 @@ pub(crate) fn messages_in_flight(asked: u32, layout: &Layout) -> u32 {
 
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
 pub(crate) const RECEIVE_BURST: u32 = 256;
+/// Fragments taken beside flows before something else is looked at: as many as a burst that leaves.
+pub(crate) const RECEIVE_STEP: u32 = TRANSMIT_BURST;
 /// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
 /// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
 pub(crate) const TRANSMIT_BURST: u32 = 32;

@@ -20,7 +20,7 @@ use crate::incoming::Incoming;
 use crate::kernel::KernelNic;
 use crate::message::Message;
 use crate::over::Device;
-use crate::port::{Port, Steer};
+use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::waker::Waker;
@@ -148,10 +148,7 @@ impl<P: Port> Endpoint<P> {
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
         peer.wanted = true;
-        let steer = |queue| self.engine.port.steer(Steer::General { queue, from: to });
-        if let Some(Err(error)) = self.engine.small.queue().map(steer) {
-            tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
-        }
+        self.engine.steer_small(to);
         Ok(index)
     }
 

@@ -1,7 +1,7 @@
 //! The poll engine: all state of an endpoint and the fixed order of its stages. Nothing here blocks.
 //!
 //! ```text
-//!  poll(now):  1 memory that the application gave back
+//!  poll(now):  1 packets of flows that are due (sending.rs); memory that the application gave back
 //!              2 TX completions (late, in bulk)
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
 //!                while somebody waits for the application's answer to what came
@@ -27,7 +27,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
-use crate::bounds::{InFlight, OnTheWay, RECEIVE_BURST};
+use crate::bounds::{InFlight, OnTheWay, RECEIVE_BURST, RECEIVE_STEP};
 use crate::checksum::Checksum;
 use crate::counters::Counters;
 use crate::landing_side::LandingSide;
@@ -121,7 +121,8 @@ impl<P: Port> Engine<P> {
         if self.looks.begin(now_ns) {
             self.forgive_pause(now_ns);
         }
-        let mut work = self.take_back();
+        let mut work = (self.sending).send_due(&mut self.small, &mut self.memory, now_ns);
+        work += self.take_back();
         work += self.sending.reap(false, now_ns);
         self.poll_queues();
         let packets = self.receive_general(now_ns);
@@ -135,6 +136,7 @@ impl<P: Port> Engine<P> {
             return work;
         }
         self.small.stream.takes_time();
+        self.small.apart.takes_time();
         work += self.look_at_sockets(now_ns);
         self.tick_handlers(now_ns);
         self.care(now_ns);
@@ -155,9 +157,11 @@ impl<P: Port> Engine<P> {
     }
 
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
-    /// application's answer.
+    /// application's answer, or that of whoever has it from a handler.
     fn answers_first(&mut self, now_ns: u64) -> bool {
-        self.told.has_message() && self.small.stream.hurries(now_ns)
+        let took = std::mem::take(&mut self.small.handlers.took);
+        (self.told.has_message() && self.small.stream.hurries(now_ns))
+            || (took && self.small.apart.hurries(now_ns))
     }
 
     /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
@@ -239,8 +243,28 @@ impl<P: Port> Engine<P> {
         packets as usize
     }
 
-    /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.
+    /// Stage 4. Beside flows small packets and what is due wait for few fragments, not for a whole round's.
     pub(crate) fn receive_landing(&mut self, now_ns: u64) -> usize {
+        let step = match self.sending.has_flows() {
+            true => RECEIVE_STEP,
+            false => RECEIVE_BURST,
+        };
+        let mut count = 0;
+        loop {
+            let fragments = self.receive_fragments(step, now_ns);
+            count += fragments;
+            if fragments < step as usize
+                || count >= RECEIVE_BURST as usize
+                || self.small.has_come()
+                || self.sending.flows_are_due(now_ns)
+            {
+                return count;
+            }
+        }
+    }
+
+    /// Takes fragments, so many at most, checks what I3 asks for, and makes messages of what is whole.
+    fn receive_fragments(&mut self, most: u32, now_ns: u64) -> usize {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
@@ -250,7 +274,7 @@ impl<P: Port> Engine<P> {
         }
         let (sessions, rx, mut memory) = landing.with_memory();
         let (umem, memory) = (self.memory.umem(), &mut memory);
-        let burst = match sessions.receive(rx, (umem, memory), RECEIVE_BURST, now_ns) {
+        let burst = match sessions.receive(rx, (umem, memory), most, now_ns) {
             Ok(burst) => burst,
             Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.
@@ -368,7 +392,8 @@ impl<P: Port> Engine<P> {
         if !(self.looks).wants_count(repairs || self.small.queue().is_none(), now_ns) {
             return 0;
         }
-        if !self.looks.wants_sockets(self.port.passed_count(), now_ns) {
+        let (passed, seldom) = (self.port.passed_count(), self.sending.has_flows());
+        if !self.looks.wants_sockets(passed, seldom, now_ns) {
             self.found_socket_empty(now_ns);
             return 0;
         }

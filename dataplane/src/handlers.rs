@@ -149,6 +149,12 @@ impl Replies {
         self.reminds = Some(peer);
     }
 
+    /// Whether there is nothing to send.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty() && self.reminds.is_none()
+    }
+
     /// The packets sent since the last time.
     pub(crate) fn drain(&mut self, mut packet: impl FnMut(PeerId, &LmHeader, &[u8])) {
         for (to, header, range) in self.packets.drain(..) {
@@ -203,6 +209,8 @@ pub(crate) struct Handlers {
     all: Vec<Registered>,
     last: u64,
     pub(crate) replies: Replies,
+    /// One took a packet since this was asked last.
+    pub(crate) took: bool,
 }
 
 impl Handlers {
@@ -212,6 +220,7 @@ impl Handlers {
         Handlers {
             all: Vec::new(),
             last: 0,
+            took: false,
             replies: Replies {
                 payload_max: usize::from(mtu).saturating_sub(HEADERS_LEN),
                 packets: Vec::new(),
@@ -290,6 +299,7 @@ impl Handlers {
             return false;
         };
         self.all[position].handler.packet(packet, now, &mut self.replies);
+        self.took = true;
         true
     }
 

@@ -12,6 +12,9 @@ pub(crate) const CONTROL_PER_LOOK: usize = 64;
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 /// Read the sockets when the count has moved, and at least this often.
 const SOCKETS_EVERY_NS: u64 = 1_000_000;
+/// At least this often beside flows, so long after the count has moved: a read may run other programs' work of the
+/// kernel's, and a flow waits for that.
+const SOCKETS_SELDOM_NS: u64 = 16 * SOCKETS_EVERY_NS;
 /// Rounds that are further apart than this were delayed by the application.
 const PAUSE_NS: u64 = 100_000_000;
 /// Timers need no more precision than this.
@@ -24,6 +27,7 @@ pub(crate) struct Looks {
     round: u32,
     /// Packets that had been passed on at the last look.
     passed: u64,
+    moved_ns: u64,
     counted_ns: u64,
     /// When the sockets were last read; 0: more waits there.
     sockets_ns: u64,
@@ -68,10 +72,20 @@ impl Looks {
         wants
     }
 
-    /// Whether to read the sockets, now that the count is known.
+    /// Whether to read the sockets, now that the count is known; `seldom`, while it stands still.
     #[inline]
-    pub(crate) fn wants_sockets(&mut self, passed: u64, now_ns: u64) -> bool {
-        if passed == self.passed && now_ns.saturating_sub(self.sockets_ns) < SOCKETS_EVERY_NS {
+    pub(crate) fn wants_sockets(&mut self, passed: u64, seldom: bool, now_ns: u64) -> bool {
+        if passed != self.passed {
+            self.moved_ns = now_ns;
+        }
+        // It moves before the packet is in the socket.
+        let stands = seldom && now_ns.saturating_sub(self.moved_ns) >= SOCKETS_SELDOM_NS;
+        let every_ns = if stands {
+            SOCKETS_SELDOM_NS
+        } else {
+            SOCKETS_EVERY_NS
+        };
+        if passed == self.passed && now_ns.saturating_sub(self.sockets_ns) < every_ns {
             return false;
         }
         (self.passed, self.sockets_ns) = (passed, now_ns);
@@ -107,5 +121,24 @@ impl Looks {
     #[cfg(test)]
     pub(crate) fn hurry(&mut self) {
         self.round = u32::MAX;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beside_flows_sockets_are_read_seldom_where_the_count_stands() {
+        let mut looks = Looks::default();
+        let mut reads = |seldom, passed, from_ms: u64| {
+            let eighths = from_ms * 8..(from_ms + 32) * 8;
+            let read = |eighth: &u64| looks.wants_sockets(passed, seldom, eighth * SOCKETS_EVERY_NS / 8);
+            eighths.filter(read).count()
+        };
+        assert_eq!(reads(false, 0, 100), 32);
+        assert_eq!(reads(true, 0, 200), 2);
+        // At once, and as without flows for a while.
+        assert_eq!(reads(true, 1, 300), 17);
     }
 }

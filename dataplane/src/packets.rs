@@ -302,6 +302,7 @@ impl<P: Port> Engine<P> {
             Some(index) => {
                 self.counters.packets_used += 1;
                 self.peers.at(index).heard_ns = now_ns;
+                self.small.apart.message_came();
                 self.send_replies(now_ns);
             }
             None => self.reject(Fault::Unexpected, from),
@@ -318,6 +319,9 @@ impl<P: Port> Engine<P> {
 
     /// Sends what handlers reply.
     fn send_replies(&mut self, now_ns: u64) {
+        if self.small.handlers.replies.is_empty() {
+            return;
+        }
         let mut replies = std::mem::take(&mut self.small.handlers.replies);
         if let Some(peer) = replies.reminds.take() {
             self.remind(peer, now_ns);

@@ -1,6 +1,7 @@
 //! Requests: what an application asks of the engine between poll rounds. Step 1 (loan) and step 2 (send) of the
 //! data's path.
 
+use std::net::SocketAddrV4;
 use std::num::NonZeroU64;
 
 use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
@@ -15,7 +16,7 @@ use crate::engine::Engine;
 use crate::message::{LandingRegion, Message};
 use crate::outbound::{Outbound, OutboundTerms};
 use crate::placing::ZoneSource;
-use crate::port::Port;
+use crate::port::{Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
@@ -419,22 +420,29 @@ impl<P: Port> Engine<P> {
             messages: spec.messages.map(|packets| packets.max(2).saturating_mul(pieces)),
             ..*spec
         };
-        let added = self.sending.add_flow(&mut self.peers, &spec, flow);
-        (self.small.stream).never_hurries(self.sending.has_flows());
-        added
+        self.sending.add_flow(&mut self.peers, &spec, flow)
     }
 
-    /// Has a flow's packets go to a peer.
+    /// Has the device bring a peer's small packets to the general queue, where it can choose.
+    pub(crate) fn steer_small(&mut self, from: SocketAddrV4) {
+        let steer = |queue| self.port.steer(Steer::General { queue, from });
+        if let Some(Err(error)) = self.small.queue().map(steer) {
+            tracing::debug!(peer = %from, "its small packets may come by the kernel's socket: {error}");
+        }
+    }
+
+    /// Has a flow's packets go to a peer, whose answers come where packets are looked for in each round.
     pub(crate) fn aim_flow(&mut self, id: FlowId, to: PeerId) -> Result<(), FlowError> {
         let peer = self.peers.named(to).ok_or(FlowError::UnknownPeer)?;
-        self.sending.aim_flow(id, &peer.addressing)
+        let data = peer.data;
+        self.sending.aim_flow(id, &peer.addressing)?;
+        self.steer_small(data);
+        Ok(())
     }
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let removed = self.sending.remove_flow(id);
-        (self.small.stream).never_hurries(self.sending.has_flows());
-        removed
+        self.sending.remove_flow(id)
     }
 
     /// Whether announced messages are on their way here.

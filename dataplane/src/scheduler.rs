@@ -156,10 +156,10 @@ impl<T: TxQueue> Scheduler<T> {
         }
     }
 
-    /// What a session sends with: its queue, and the shapers of its class and of the port.
+    /// What a session sends with: its queue, the shapers of its class and of the port; and the flows that it gives way to.
     #[inline]
-    pub(crate) fn for_bulk(&mut self, index: usize) -> (&mut Transmit<T>, &mut Shaping) {
-        (&mut self.queues[index], &mut self.shaping)
+    pub(crate) fn for_bulk(&mut self, index: usize) -> (&mut Transmit<T>, &mut Shaping, &Flows) {
+        (&mut self.queues[index], &mut self.shaping, &self.flows)
     }
 
     /// Sets the shaper of a class or of the port, or takes it away.
@@ -247,7 +247,7 @@ impl<T: TxQueue> Scheduler<T> {
         }
     }
 
-    /// Whether there are flows. They are asked in each round.
+    /// Whether there are flows. They are asked first in each round, and between bursts of bulk.
     #[inline]
     pub(crate) fn has_flows(&self) -> bool {
         !self.flows.is_empty()
@@ -342,6 +342,9 @@ impl<T: TxQueue> Scheduler<T> {
                 } => {
                     shaping.left(Class::RealTime, allowed, packets, bytes);
                     count += packets;
+                    if flows.len() == 1 && packets < allowed {
+                        break;
+                    }
                 }
             }
         }
@@ -353,12 +356,13 @@ impl<T: TxQueue> Scheduler<T> {
 
     /// When a flow's next packet is due, and shapers let it go.
     pub(crate) fn flows_depart(&self) -> Option<Time> {
-        let due = self.flows.departs()?;
-        Some(
-            self.shaping
-                .next(Class::RealTime)
-                .map_or(due, |next| next.max(due)),
-        )
+        self.flows.depart(&self.shaping)
+    }
+
+    /// Whether a packet of a flow is due that may leave.
+    #[inline]
+    pub(crate) fn flows_are_due(&self, now_ns: u64) -> bool {
+        self.flows.are_due(&self.shaping, Time::from_nanos(now_ns))
     }
 
     /// A queue was built anew: nothing is on it.

@@ -104,13 +104,10 @@ impl<T: TxQueue> Sending<T> {
         counters: &mut Counters,
         now_ns: u64,
     ) -> usize {
-        let flows = match self.scheduler.has_flows() {
-            true => self.send_flows(memory, now_ns),
-            false => 0,
-        };
         if self.senders.is_empty() {
-            return flows;
+            return 0;
         }
+        let flows = self.send_due(small, memory, now_ns);
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
         }
@@ -133,7 +130,26 @@ impl<T: TxQueue> Sending<T> {
         flows + sent as usize
     }
 
-    /// Stage 8, first, and between control packets: packets of flows, which wait for no burst.
+    /// Packets of flows that are due, before anything else of a round and before bulk.
+    #[inline]
+    pub(crate) fn send_due<R: RxQueue>(
+        &mut self,
+        small: &mut Small<R>,
+        memory: &mut PacketMemory,
+        now_ns: u64,
+    ) -> usize {
+        if !self.scheduler.flows_are_due(now_ns) {
+            return 0;
+        }
+        let sent = self.send_flows(memory, now_ns);
+        if sent > 0 {
+            small.apart.sent(now_ns);
+            small.stream.left_apart();
+        }
+        sent
+    }
+
+    /// Packets of flows, which wait for no burst; between control packets, too.
     #[cold]
     fn send_flows(&mut self, memory: &mut PacketMemory, now_ns: u64) -> usize {
         let (umem, mut capture) = memory.with_capture();
@@ -162,7 +178,7 @@ impl<T: TxQueue> Sending<T> {
         for queue in (first..queues).chain(0..first) {
             count += self.send_on(queue, most, burst, round);
             self.scheduler.first = (queue + 1) % queues;
-            if round.small.has_come() {
+            if round.small.has_come() || self.scheduler.flows_are_due(round.now_ns) {
                 break;
             }
         }
@@ -217,7 +233,7 @@ impl<T: TxQueue> Sending<T> {
         let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
             return Sent::default();
         };
-        let (channel, shaping) = self.scheduler.for_bulk(outbound.terms.channel);
+        let (channel, shaping, flows) = self.scheduler.for_bulk(outbound.terms.channel);
         // Who has nothing to send waits for no shaper.
         if shaping.is_any() && !outbound.has_fragments() {
             return Sent::default();
@@ -255,7 +271,7 @@ impl<T: TxQueue> Sending<T> {
             if let Err(error) = way.channel.flush() {
                 self.link.failed(error);
             }
-            sent.is_cut = round.small.has_come();
+            sent.is_cut = round.small.has_come() || flows.are_due(shaping, now);
             if sent.is_cut {
                 break;
             }
@@ -424,8 +440,15 @@ impl<T: TxQueue> Sending<T> {
         Some(flow)
     }
 
+    #[inline]
     pub(crate) fn has_flows(&self) -> bool {
         self.scheduler.has_flows()
+    }
+
+    /// As [`Scheduler::flows_are_due`].
+    #[inline]
+    pub(crate) fn flows_are_due(&self, now_ns: u64) -> bool {
+        self.scheduler.flows_are_due(now_ns)
     }
 
     pub(crate) fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {

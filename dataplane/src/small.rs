@@ -59,6 +59,9 @@ pub(crate) struct Small<R> {
     pub(crate) handlers: Handlers,
     /// Whether messages come in a stream, or go to and fro.
     pub(crate) stream: Stream,
+    /// The same of packets that handlers take and flows send: an exchange of these ends rounds and changes nothing else,
+    /// for as one of messages it would cost a stream a seventh.
+    pub(crate) apart: Stream,
     /// Peers that are owed an acknowledgement.
     acknowledge: VecDeque<u16>,
     /// Peers with messages of ours that they have not acknowledged.
@@ -80,6 +83,7 @@ impl<R: RxQueue> Small<R> {
             reserved: 0,
             handlers,
             stream: Stream::default(),
+            apart: Stream::default(),
             acknowledge: VecDeque::with_capacity(PEERS_MAX),
             unconfirmed: Vec::with_capacity(PEERS_MAX),
         }

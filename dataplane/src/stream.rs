@@ -1,7 +1,7 @@
 //! What the general channel is used for: a stream of small messages, an exchange of them, or neither.
 
 /// Tells a stream of eager messages from an exchange of them: many came since the last one left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stream {
     since_sent: u32,
     empty_looks: u32,
@@ -11,23 +11,8 @@ pub(crate) struct Stream {
     answered_ns: Option<u64>,
     /// What left last was of many fragments.
     is_long: bool,
-    /// Rounds in sequence that did nothing but bring a message of an exchange, and how many there may be.
+    /// Rounds in sequence that did nothing but bring a message of an exchange.
     hurried: u32,
-    hurried_max: u32,
-}
-
-impl Default for Stream {
-    fn default() -> Stream {
-        Stream {
-            since_sent: 0,
-            empty_looks: 0,
-            has_come: false,
-            answered_ns: None,
-            is_long: false,
-            hurried: 0,
-            hurried_max: Stream::HURRIED_MAX,
-        }
-    }
 }
 
 impl Stream {
@@ -40,11 +25,6 @@ impl Stream {
     /// So many rounds in sequence do nothing but bring a message of an exchange.
     const HURRIED_MAX: u32 = 8;
 
-    /// Whether something else has to be done in each round, so that none hurries.
-    pub(crate) fn never_hurries(&mut self, never: bool) {
-        self.hurried_max = if never { 0 } else { Stream::HURRIED_MAX };
-    }
-
     /// A message leaves; whether it answers one, so that somebody waits for it.
     pub(crate) fn sent(&mut self, now_ns: u64) -> bool {
         self.is_long = false;
@@ -52,6 +32,11 @@ impl Stream {
             self.answered_ns = Some(now_ns);
         }
         std::mem::take(&mut self.since_sent) > 0
+    }
+
+    /// Something else leaves, which a flow sends: what comes is answered, and no stream.
+    pub(crate) fn left_apart(&mut self) {
+        self.since_sent = 0;
     }
 
     /// A message has come: what comes else on the channel (credits, acknowledgements) asks for no answer.
@@ -94,7 +79,7 @@ impl Stream {
     /// Whether a round that brought a message has the rest wait: the message is part of an exchange, and its sender waits for the answer.
     #[inline]
     pub(crate) fn hurries(&mut self, now_ns: u64) -> bool {
-        let hurries = self.is_exchange(now_ns) && self.hurried < self.hurried_max;
+        let hurries = self.is_exchange(now_ns) && self.hurried < Stream::HURRIED_MAX;
         self.hurried += u32::from(hurries);
         hurries
     }

@@ -66,21 +66,23 @@ impl Flows {
         }
     }
 
-    /// A packet of a flow came, which is new perhaps.
-    pub(crate) fn hear(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> &Incoming {
-        if !self.all.contains_key(&id) {
-            self.make_room(id.address);
-            let others = self.of(id.address).count();
-            self.share(id.address, others, others + 1);
-            self.next.insert((now + SILENCE, id));
+    /// A packet of a flow came, which is new perhaps; whether a newer message has come.
+    pub(crate) fn hear(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time) -> bool {
+        if let Some(known) = self.all.get_mut(&id) {
+            known.heard = now;
+            return known.incoming.has_overtaken(packet.message);
         }
-        let known = self.all.entry(id).or_insert_with(|| Known {
+        self.make_room(id.address);
+        let others = self.of(id.address).count();
+        self.share(id.address, others, others + 1);
+        self.next.insert((now + SILENCE, id));
+        let known = Known {
             incoming: Incoming::new(packet, now),
             heard: now,
             next: now + SILENCE,
-        });
-        known.heard = now;
-        &known.incoming
+        };
+        self.all.insert(id, known);
+        false
     }
 
     fn make_room(&mut self, address: Ipv4Addr) {

@@ -26,13 +26,17 @@ pub(crate) struct Arrival {
     pub(crate) jitter: Option<Duration>,
 }
 
-/// The least of what came in the last ten seconds, by second.
+/// The least of what came in the last ten seconds, by second; and that of all, as it was found in the last one.
 #[derive(Debug, Default)]
-struct Least([Option<(u64, i128)>; LEAST_SECONDS]);
+struct Least([Option<(u64, i128)>; LEAST_SECONDS], Option<(u64, i128)>);
 
 impl Least {
     fn of(&mut self, value: i128, now: Time) -> i128 {
         let second = now.as_nanos() / 1_000_000_000;
+        // As nearly always: what is no less changes nothing.
+        if let Some((_, least)) = self.1.filter(|&(known, least)| known == second && value >= least) {
+            return least;
+        }
         let is_recent = |known: u64| second.saturating_sub(known) < LEAST_SECONDS as u64;
         let here = &mut self.0[second as usize % LEAST_SECONDS];
         *here = match here {
@@ -40,7 +44,9 @@ impl Least {
             _ => Some((second, value)),
         };
         let recent = self.0.iter().flatten().filter(|(known, _)| is_recent(*known));
-        recent.map(|(_, least)| *least).min().unwrap_or(value)
+        let least = recent.map(|(_, least)| *least).min().unwrap_or(value);
+        self.1 = Some((second, least));
+        least
     }
 }
 

@@ -133,8 +133,7 @@ impl<T> Reader<T> {
 
     /// The oldest message that waits.
     pub(crate) fn take(&mut self) -> Option<T> {
-        let shared = Arc::clone(&self.shared);
-        let shared = &*shared;
+        let shared = &*self.shared;
         loop {
             let there = self.slot();
             if !there.is_full {

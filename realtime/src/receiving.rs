@@ -51,23 +51,6 @@ impl Receiving {
         }
     }
 
-    /// Tells a sender that its flow has no socket here.
-    fn tell_refused(&mut self, id: FlowKey, packet: &RealTimePacket<'_>, now: Time, replies: &mut Replies) {
-        while (self.told.front()).is_some_and(|(_, at)| now.since(*at) >= REPORT_PERIOD) {
-            self.told.pop_front();
-        }
-        let of_address = { &self.told }
-            .iter()
-            .filter(|(told, _)| told.address == id.address);
-        let (of_address, is_told) = (of_address.count(), self.told.iter().any(|(told, _)| *told == id));
-        if is_told || of_address >= TOLD_OF_ADDRESS_MAX || self.told.len() == TOLD_MAX {
-            return;
-        }
-        self.told.push_back((id, now));
-        let (words, bytes) = RtReport::refusal(packet).write();
-        replies.send(id.peer, TYPE_RT_REPORT, id.key, words, &bytes);
-    }
-
     /// Gives messages up of which nothing came for too long. After a round that brought fragments their others may wait at the device: this
     /// program was late perhaps, and not they.
     fn give_up(&mut self, now: Time) {
@@ -103,6 +86,27 @@ impl Receiving {
         }
         self.missing = next;
     }
+}
+
+/// Tells a sender that its flow has no socket here.
+fn tell_refused(
+    all: &mut VecDeque<(FlowKey, Time)>,
+    id: FlowKey,
+    packet: &RealTimePacket<'_>,
+    now: Time,
+    replies: &mut Replies,
+) {
+    while (all.front()).is_some_and(|(_, at)| now.since(*at) >= REPORT_PERIOD) {
+        all.pop_front();
+    }
+    let of_address = all.iter().filter(|(told, _)| told.address == id.address);
+    let (of_address, is_told) = (of_address.count(), all.iter().any(|(told, _)| *told == id));
+    if is_told || of_address >= TOLD_OF_ADDRESS_MAX || all.len() == TOLD_MAX {
+        return;
+    }
+    all.push_back((id, now));
+    let (words, bytes) = RtReport::refusal(packet).write();
+    replies.send(id.peer, TYPE_RT_REPORT, id.key, words, &bytes);
 }
 
 /// Neither this message of a flow's nor one before it is waited for any more.
@@ -163,9 +167,9 @@ impl SocketState {
     fn came(&self, arrival: &Arrival) {
         let (counts, times) = (&self.counts, &self.counts.times);
         counts.whole.fetch_add(1, Ordering::Relaxed);
-        counts
-            .late
-            .fetch_add(arrival.late.is_some().into(), Ordering::Relaxed);
+        if arrival.late.is_some() {
+            counts.late.fetch_add(1, Ordering::Relaxed);
+        }
         times.delay.record(nanos(arrival.delay));
         let seldom = [
             (&times.latency, arrival.latency),
@@ -181,13 +185,15 @@ impl SocketState {
     }
 
     fn lost(&self, lost: u32) {
-        self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
+        if lost > 0 {
+            self.counts.lost.fetch_add(lost.into(), Ordering::Relaxed);
+        }
     }
 }
 
 impl Handler for Receiving {
     fn packet(&mut self, arrived: Arrived<'_>, now: Time, replies: &mut Replies) {
-        let hub = Arc::clone(&self.hub);
+        let hub = &self.hub;
         let count = |count: &AtomicU64| {
             count.fetch_add(1, Ordering::Relaxed);
         };
@@ -207,13 +213,13 @@ impl Handler for Receiving {
         let mut sockets = locked(&hub.sockets);
         let is_open = |receiver: &&mut Receiver| !receiver.arriving.state.is_closed();
         let Some(receiver) = sockets.get_mut(&packet.port).filter(is_open) else {
-            self.tell_refused(id, &packet, now, replies);
+            tell_refused(&mut self.told, id, &packet, now, replies);
             return refuse();
         };
-        let (state, assembling) = (Arc::clone(&receiver.arriving.state), &mut receiver.assembling);
+        let (arriving, assembling) = (&mut receiver.arriving, &mut receiver.assembling);
+        let state = &arriving.state;
         let host_now = (hub.clock)();
-        let is_overtaken = self.flows.hear(id, &packet, now).has_overtaken(packet.message);
-        if is_overtaken {
+        if self.flows.hear(id, &packet, now) {
             return count(&state.counts.overtaken);
         }
         let block = match packet.count {
@@ -223,7 +229,7 @@ impl Handler for Receiving {
                 while matches!(put, Put::NoBlock)
                     && let Some((flow, message)) = assembling.make_way(packet.message_len as usize)
                 {
-                    give_up(&mut self.flows, &state, flow, message, now);
+                    give_up(&mut self.flows, state, flow, message, now);
                     put = assembling.put(id, &packet, now);
                 }
                 self.fragment_at = Some(now);
@@ -281,7 +287,7 @@ impl Handler for Receiving {
             }),
         };
         match bytes {
-            Some(bytes) => receiver.arriving.deliver(RtMessage { bytes, info }),
+            Some(bytes) => arriving.deliver(RtMessage { bytes, info }),
             None => count(&state.counts.no_block),
         }
     }

@@ -264,9 +264,12 @@ impl Leaving {
     }
 
     /// The next message that may leave, from its first fragment on.
-    fn begin(&mut self, now: Time) -> Option<Begun> {
+    fn begin(&mut self) -> Option<Begun> {
         loop {
-            let order = match self.outgoing.pop(now)? {
+            let (_, deadline) = self.outgoing.first()?;
+            // The clock is read where it matters.
+            let now = (deadline < Time::MAX).then(|| (self.hub.clock)());
+            let order = match self.outgoing.pop(now.unwrap_or_default())? {
                 Next::Send(order) | Next::Late(order) if order.flow.is_over() => {
                     self.ends.unlock(order, SendOutcome::Unsent);
                     continue;
@@ -335,9 +338,8 @@ impl Leaving {
 impl Flow for Leaving {
     fn next(&mut self, _: u32, round: Time, out: &mut TxBatch<'_>) {
         self.take_orders();
-        let now = (self.hub.clock)();
         while out.room() > 0 && !self.free.is_empty() && !self.is_too_early(round) {
-            let Some(mut begun) = self.begun.take().or_else(|| self.begin(now)) else {
+            let Some(mut begun) = self.begun.take().or_else(|| self.begin()) else {
                 break;
             };
             let frame = self.free.pop_front().expect("there is one");
@@ -349,7 +351,11 @@ impl Flow for Leaving {
                 self.ends.unlock(begun.order, SendOutcome::Unsent);
                 continue;
             }
-            if self.declared.as_mut().is_some_and(|rate| rate.is_beyond(now)) {
+            if self
+                .declared
+                .as_mut()
+                .is_some_and(|rate| rate.is_beyond((self.hub.clock)()))
+            {
                 let beyond = &self.ends.state.counts.beyond_rate;
                 beyond.fetch_add(1, Ordering::Relaxed);
             }

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 
+use super::{Class, Shaping};
 use crate::completion::PeerId;
 use crate::memory::Umem;
 
@@ -18,8 +19,8 @@ pub trait Flow: Send {
     /// When its next packet is due; `None` while there is none. It is asked for packets from then on.
     fn departs(&self) -> Option<Time>;
 
-    /// How urgent its next packet is: a rank and a deadline, the lower ones first. Each flow that has something due is asked before one of
-    /// them has its turn.
+    /// How urgent its next packet is: a rank and a deadline, the lower ones first. Where several flows have something
+    /// due, each is asked before one of them has its turn.
     fn urgency(&mut self) -> (u8, Time) {
         (0, Time::MAX)
     }
@@ -327,18 +328,18 @@ impl Flows {
         allowed: impl FnOnce(u32) -> u32,
         mut put: impl FnMut(u64, u32),
     ) -> Asked {
-        let (mut first, mut due) = (None, 0);
-        for (at, registered) in self.all.iter_mut().enumerate() {
-            if let Some(flow) = registered.due(now) {
-                let urgency = flow.urgency();
-                due += 1;
-                if first.is_none_or(|(_, most)| urgency < most) {
-                    first = Some((at, urgency));
-                }
+        let all = self.all.iter_mut().enumerate();
+        let mut flows = all.filter_map(|(at, registered)| Some((at, registered.due(now)?)));
+        let (first, second) = (flows.next(), flows.next());
+        let due = 1 + u32::from(second.is_some());
+        let at = match (first, second) {
+            (None, _) => return Asked::Nothing,
+            (Some((only, _)), None) => only,
+            (Some(first), Some(second)) => {
+                let flows = [first, second].into_iter().chain(flows);
+                let urgent = flows.map(|(at, flow)| (flow.urgency(), at)).min();
+                urgent.map_or(0, |(_, at)| at)
             }
-        }
-        let Some((at, _)) = first else {
-            return Asked::Nothing;
         };
         let budget = match due {
             1 => self.all[at].budget(),
@@ -349,7 +350,9 @@ impl Flows {
             return Asked::Held;
         }
         // The next turn is another's, if that is as urgent.
-        if let Some(registered) = self.all.remove(at) {
+        if self.all.len() > 1
+            && let Some(registered) = self.all.remove(at)
+        {
             self.all.push_back(registered);
         }
         let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
@@ -412,13 +415,20 @@ impl Flows {
         }
     }
 
-    /// When the next packet of a flow is due that has descriptors left.
-    pub(super) fn departs(&self) -> Option<Time> {
+    /// Whether something is due that shapers let go.
+    #[inline]
+    pub(crate) fn are_due(&self, shaping: &Shaping, now: Time) -> bool {
+        !self.all.is_empty() && self.depart(shaping).is_some_and(|due| due <= now)
+    }
+
+    /// When the next packet of a flow is due that has descriptors left, and shapers let it go.
+    pub(super) fn depart(&self, shaping: &Shaping) -> Option<Time> {
         let able = self.all.iter().filter(|registered| {
             let lane = &registered.lane;
             lane.addressing.is_some() && (lane.pending.len() as u32) < lane.descriptors
         });
-        able.filter_map(|registered| registered.flow.as_ref()?.departs())
-            .min()
+        let due = able.filter_map(|registered| registered.flow.as_ref()?.departs());
+        due.min()
+            .map(|due| shaping.next(Class::RealTime).map_or(due, |next| next.max(due)))
     }
 }

@@ -304,6 +304,68 @@ fn what_no_handler_takes_is_counted_and_not_answered() {
     assert_eq!(lock(&samples).kept.len(), 1);
 }
 
+/// Sends a sample for each that came.
+struct Answers {
+    samples: Shared<Samples>,
+    sender: Sender,
+}
+
+impl Flow for Answers {
+    fn next(&mut self, budget: u32, now: Time, out: &mut TxBatch<'_>) {
+        self.sender.due = now;
+        self.sender.next(budget, now, out);
+    }
+
+    fn departs(&self) -> Option<Time> {
+        (lock(&self.samples).kept.len() > self.sender.next as usize).then_some(Time::ZERO)
+    }
+
+    fn sent(&mut self, token: u64, at: Option<Time>) {
+        self.sender.sent(token, at);
+    }
+}
+
+/// Samples go to and fro: a round that brings one does nothing else, and the next one begins with the answer.
+#[test]
+fn a_handlers_packet_is_answered_before_the_rest_of_its_round() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peers = [0, 1].map(|host| bed.resolve(host));
+    bed.exchange(0, peers[0], &noise(1, 100));
+    let samples = receive(&mut bed, true);
+    let sender = Sender {
+        next: 0,
+        due: Time::ZERO,
+        free: (0..16).collect(),
+    };
+    let answers = Answers {
+        samples: Arc::clone(&samples),
+        sender,
+    };
+    let spec = FlowSpec {
+        to: Some(peers[1]),
+        frames: 16,
+        descriptors: 16,
+        messages: None,
+    };
+    bed.hosts[1].add_flow(&spec, Box::new(answers)).expect("room");
+    for number in 0..100 {
+        let packet = sample(&mut bed, 0, number);
+        bed.wire.inject(1, 0, &packet);
+        // A handler is due in each round.
+        bed.now_ns += 10 * PERIOD_NS;
+        let begun = |bed: &Bed| (lock(&samples).ticks, bed.wire.sent(1));
+        let (ticks, sent) = begun(&bed);
+        bed.poll(1);
+        assert_eq!(lock(&samples).kept.len(), number as usize + 1);
+        assert!(number == 0 || begun(&bed) == (ticks, sent), "{number}");
+        bed.poll(1);
+        assert!(begun(&bed).1 > sent, "{number}");
+    }
+    assert!(lock(&samples).ticks > 40);
+    // Of a stream this core would do the kernel's work, by a call in each round.
+    assert!(!bed.hosts[1].small.stream.is_hot());
+}
+
 /// Nobody takes real time here: small messages come in as many rounds beside a flood of it as without, twice as many at most.
 #[test]
 fn floods_that_nobody_takes_hold_up_no_small_message() {

@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::time::Time;
 use lm_protocol::wire::ipv4::checksum;
 use lm_protocol::wire::lm::{HEADER_LEN, TYPE_CONTROL, TYPE_DATA, TYPE_REALTIME, VERSION};
 
-use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
+use super::bed::{Bed, BedConfig, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
 use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, ask, bed, bed_that, keep_full, received};
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::PeerId;
@@ -35,6 +36,8 @@ struct Log {
     sent: Vec<u64>,
     unknown: u32,
     fragments: u64,
+    /// Of these, those before the flow's last packet.
+    behind: u64,
     /// Control packets since the link began, and most of them before one of the flow's.
     control: u32,
     control_before: u32,
@@ -74,6 +77,20 @@ impl Pulse {
     }
 }
 
+/// Puts the next packet, which was due then, into a frame.
+fn put(log: &mut Log, frame: u32, due: Time, out: &mut TxBatch<'_>) {
+    let number = log.due.len() as u64;
+    let payload = out.frame(frame).expect("a frame that is free");
+    payload[..HEADER_LEN].fill(0);
+    payload[0] = VERSION << 4 | TYPE_REALTIME;
+    payload[2..4].copy_from_slice(&((PAYLOAD_LEN - HEADER_LEN) as u16).to_be_bytes());
+    payload[4..12].copy_from_slice(&number.to_be_bytes());
+    payload[HEADER_LEN..PAYLOAD_LEN].fill(number as u8);
+    assert!(out.put(frame, PAYLOAD_LEN, number << 8 | u64::from(frame)));
+    assert!(out.frame(frame).is_none(), "the device reads it");
+    log.due.push(due.as_nanos());
+}
+
 impl Flow for Pulse {
     fn next(&mut self, budget: u32, now: Time, out: &mut TxBatch<'_>) {
         assert!(budget > 0 && budget == out.room());
@@ -81,16 +98,7 @@ impl Flow for Pulse {
             && out.room() > 0
             && let Some(frame) = self.free.pop_front()
         {
-            let number = lock(&self.log).due.len() as u64;
-            let payload = out.frame(frame).expect("a frame that is free");
-            payload[..HEADER_LEN].fill(0);
-            payload[0] = VERSION << 4 | TYPE_REALTIME;
-            payload[2..4].copy_from_slice(&((PAYLOAD_LEN - HEADER_LEN) as u16).to_be_bytes());
-            payload[4..12].copy_from_slice(&number.to_be_bytes());
-            payload[HEADER_LEN..PAYLOAD_LEN].fill(number as u8);
-            assert!(out.put(frame, PAYLOAD_LEN, number << 8 | u64::from(frame)));
-            assert!(out.frame(frame).is_none(), "the device reads it");
-            lock(&self.log).due.push(due.as_nanos());
+            put(&mut lock(&self.log), frame, due, out);
             self.advance(due);
         }
     }
@@ -129,6 +137,7 @@ fn watch(bed: &Bed) -> Shared {
             log.control_before = log.control_before.max(log.control);
             let wait_ns = at_ns - log.due[number as usize];
             log.waits.push(wait_ns);
+            log.behind = log.fragments;
         }
         assert!(
             kind == TYPE_REALTIME || packet[15] == 0,
@@ -477,6 +486,82 @@ fn no_ring_has_more_of_messages_than_a_flow_allows() {
         let (after, at_once, _) = load(&mut bed);
         assert!(after >= before / 2 && at_once > 2 * MOST, "{after} {at_once}");
     }
+}
+
+/// Small messages go to and fro, so that a round that brought one ends with it: what was due before has left.
+#[test]
+fn a_flow_leaves_in_a_round_that_ends_with_a_message() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peers = [0, 1].map(|host| bed.resolve(host));
+    for number in 0..4 {
+        let from = number as usize % 2;
+        bed.send(from, peers[from], &noise(number, 64), number);
+        if number < 3 {
+            drop(bed.recv(1 - from));
+        }
+    }
+    let (log, spec) = (Shared::default(), spec(&mut bed));
+    let flow = Pulse::new(&log, bed.now_ns, &spec, false);
+    bed.hosts[0].add_flow(&spec, flow).expect("room");
+    bed.now_ns += BED_ROUND_NS;
+    bed.wire.advance(bed.now_ns);
+    bed.poll(0);
+    assert!(bed.hosts[0].told.has_message(), "the round ended with it");
+    assert_eq!(counts(&log).0, 1);
+}
+
+/// Has a packet as soon as a fragment has crossed.
+struct BehindFirst(Shared);
+
+impl Flow for BehindFirst {
+    fn next(&mut self, _: u32, _: Time, out: &mut TxBatch<'_>) {
+        put(&mut lock(&self.0), 0, Time::ZERO, out);
+    }
+
+    fn departs(&self) -> Option<Time> {
+        let log = lock(&self.0);
+        (log.fragments > 0 && log.due.is_empty()).then_some(Time::ZERO)
+    }
+
+    fn sent(&mut self, _: u64, _: Option<Time>) {}
+}
+
+#[test]
+fn a_flow_that_becomes_due_leaves_before_the_rest_of_a_burst() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    let log = watch(&bed);
+    let spec = spec(&mut bed);
+    let flow = Box::new(BehindFirst(Arc::clone(&log)));
+    bed.hosts[0].add_flow(&spec, flow).expect("room");
+    bed.try_send(0, peer, &noise(1, LEN), 0).expect("room");
+    drop(bed.recv(1));
+    let behind = lock(&log).behind;
+    assert!((1..=u64::from(TRANSMIT_BURST)).contains(&behind), "{behind}");
+}
+
+#[test]
+fn fragments_are_taken_in_bursts_while_a_flow_is_due_and_else_all() {
+    const LEN: usize = 200_000;
+    let mut bed = Bed::new(&BedConfig::default());
+    let peers = [0, 1].map(|host| bed.resolve(host));
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    bed.send(0, peer, &noise(1, LEN), 0);
+    bed.alone(0, 2);
+    bed.alone(1, 1);
+    // As far as credit goes.
+    bed.alone(0, 20);
+    let spec = FlowSpec {
+        to: Some(peers[1]),
+        ..spec(&mut bed)
+    };
+    let now_ns = bed.now_ns;
+    let receiver = &mut bed.hosts[1];
+    let flow = Pulse::new(&Shared::default(), now_ns, &spec, true);
+    let id = receiver.add_flow(&spec, flow).expect("room");
+    assert_eq!(receiver.receive_landing(now_ns), TRANSMIT_BURST as usize);
+    receiver.remove_flow(id).expect("it was there");
+    assert!(receiver.receive_landing(now_ns) > 2 * TRANSMIT_BURST as usize);
 }
 
 /// A quarter of what the bed's queues may have in flight.

@@ -221,14 +221,9 @@ impl End for RealTimeEnd {
         Ok(())
     }
 
-    /// What was handed over leaves in the next round.
-    fn flush(&mut self) -> Result<(), Failure> {
-        self.endpoint.poll();
-        Ok(())
-    }
-
     fn receive(&mut self, until: Option<Instant>) -> Result<Option<Arrival>, Failure> {
         let mut patience = Patience::until(until);
+        let mut has_looked = false;
         loop {
             if let Some(message) = self.socket.receive(&mut self.endpoint)? {
                 let peer = message.info().from;
@@ -239,21 +234,19 @@ impl End for RealTimeEnd {
                     whole: true,
                 }));
             }
-            let worked = self.endpoint.poll() > 0;
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            match self.sleeps {
-                true if left == Some(Duration::ZERO) => return Ok(None),
-                true if !worked => self.endpoint.wait(left.unwrap_or(SILENCE).min(SILENCE)),
-                false if !worked && patience.is_over() => return Ok(None),
-                _ => std::hint::spin_loop(),
-            }
-            // Greetings.
-            loop {
-                match self.endpoint.try_recv() {
-                    Ok(Some(_)) | Err(RecvError::Incomplete { .. }) => {}
-                    Ok(None) => break,
-                    Err(error) => return Err(error.into()),
+            // As those of messages do that wait for one: a round, and a step of the idle strategy.
+            if std::mem::replace(&mut has_looked, true) {
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                match self.sleeps {
+                    true if left == Some(Duration::ZERO) => return Ok(None),
+                    false if patience.is_over() => return Ok(None),
+                    _ => self.endpoint.wait(left.unwrap_or(SILENCE).min(SILENCE)),
                 }
+            }
+            // What it gives is greetings; what was handed over leaves meanwhile.
+            match self.endpoint.try_recv() {
+                Ok(_) | Err(RecvError::Incomplete { .. }) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
