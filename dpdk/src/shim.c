@@ -152,6 +152,10 @@ enum lm_mutant { SOUND, HEADERS_COPIED, STOP_BELIEVED, LATE_IN_BURST, HEADROOM_S
 #define MUTANT(name) (mutant == (name))
 static _Atomic unsigned int fault_rate, mutant;
 static _Atomic unsigned long long fault_seed;
+/* Packets of all ports: taken to be sent, lost and doubled by faults, and received. */
+enum { SENT, LOST, DOUBLED, CAME };
+_Atomic unsigned long long lm_dpdk_counts[4];
+#define COUNT(what, number) (lm_dpdk_counts[what] += (number))
 
 /* Of 1024 chances `rate` are faults. */
 void lm_dpdk_put_in(unsigned long long seed, unsigned int rate, unsigned int mistake)
@@ -168,6 +172,7 @@ static bool fails(void)
 }
 #else
 #define MUTANT(name) false
+#define COUNT(what, number) ((void)(number))
 #define fails() false
 #endif
 
@@ -488,6 +493,7 @@ unsigned int lm_dpdk_receive(struct lm_port *port, struct lm_packet *packets)
 		struct lm_pool *pool = pool_of(port, queue);
 		unsigned int came = rte_eth_rx_burst(port->id, queue, in, BURST);
 		port->in_count += came;
+		COUNT(CAME, came);
 		for (unsigned int at = 0; at < came; at++) {
 			struct rte_mbuf *mbuf = in[at];
 			struct lm_aim *from = aim_of(mbuf);
@@ -526,10 +532,13 @@ static bool hand_over(struct lm_port *port)
 		rte_pktmbuf_free(*first++);
 		port->out_first++;
 		count--;
+		COUNT(LOST, 1);
 	}
 	if (count && fails()) {
 		rte_mbuf_refcnt_update(*first, 1);
-		rte_mbuf_refcnt_update(*first, rte_eth_tx_burst(port->id, port->out_queue, first, 1) - 1);
+		unsigned short doubled = rte_eth_tx_burst(port->id, port->out_queue, first, 1);
+		rte_mbuf_refcnt_update(*first, doubled - 1);
+		COUNT(DOUBLED, doubled);
 	}
 	if (count > 1 && fails())
 		RTE_SWAP(first[0], first[1]);
@@ -572,6 +581,7 @@ unsigned int lm_dpdk_send(struct lm_port *port, const struct lm_packet *packets,
 			mbuf->buf_len = headroom + packet->len;
 		}
 		port->out_end = next;
+		COUNT(SENT, next);
 	}
 	return taken;
 }

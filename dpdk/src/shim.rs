@@ -79,15 +79,12 @@ pub(crate) struct Counters {
 // SAFETY: as shim.c defines them.
 unsafe extern "C" {
     #[cfg(feature = "faults")]
+    safe static lm_dpdk_counts: [std::sync::atomic::AtomicU64; 4];
+    #[cfg(feature = "faults")]
     fn lm_dpdk_put_in(seed: c_ulonglong, rate: c_uint, mistake: c_uint);
     fn lm_dpdk_said(into: *mut u8) -> usize;
     fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> *const c_char;
-    fn lm_dpdk_open(
-        devargs: *const c_char,
-        queues: c_ushort,
-        steers: bool,
-        facts: *mut Facts,
-    ) -> *mut RawPort;
+    fn lm_dpdk_open(device: *const c_char, queues: u16, steers: bool, facts: *mut Facts) -> *mut RawPort;
     fn lm_dpdk_aim(port: *mut RawPort, memory: *mut u8, base: *mut u8, len: usize) -> *mut u8;
     fn lm_dpdk_start(port: *mut RawPort) -> *const c_char;
     fn lm_dpdk_clear(port: *mut RawPort, queue: usize, lands: bool) -> *const c_char;
@@ -109,6 +106,14 @@ unsafe extern "C" {
 pub fn put_in(seed: u64, rate: u32, mistake: u32) {
     // SAFETY: three numbers, which are looked at by whatever thread has a port.
     unsafe { lm_dpdk_put_in(seed, rate, mistake) };
+}
+
+/// Packets of all ports: taken to be sent, lost and doubled by faults, and received.
+#[cfg(feature = "faults")]
+pub fn counts() -> [u64; 4] {
+    lm_dpdk_counts
+        .each_ref()
+        .map(|count| count.load(std::sync::atomic::Ordering::SeqCst))
 }
 
 /// What DPDK logged since this was asked last. It was begun.
@@ -153,16 +158,12 @@ pub(crate) type Fault = (&'static str, String);
 
 /// A literal of shim.c's, or null.
 fn fault(said_so: *const c_char) -> Result<(), Fault> {
-    match NonNull::new(said_so.cast_mut()) {
-        None => Ok(()),
-        // SAFETY: a literal with a zero at its end.
-        Some(text) => Err((
-            unsafe { CStr::from_ptr(text.as_ptr()) }
-                .to_str()
-                .unwrap_or_default(),
-            said(),
-        )),
+    if said_so.is_null() {
+        return Ok(());
     }
+    // SAFETY: a literal with a zero at its end.
+    let text = unsafe { CStr::from_ptr(said_so) };
+    Err((text.to_str().unwrap_or_default(), said()))
 }
 
 impl Link {
@@ -233,15 +234,9 @@ impl Link {
     #[inline]
     pub(crate) unsafe fn post(&mut self, queue: usize, entries: &[u64]) {
         assert!(queue < QUEUES && self.aimed.is_some());
+        let (first, count) = (entries.as_ptr(), entries.len() as c_uint);
         // SAFETY: an open port, one of its queues, and a list of places that it may write, as the caller says.
-        unsafe {
-            lm_dpdk_post(
-                self.port.as_ptr(),
-                queue,
-                entries.as_ptr(),
-                entries.len() as c_uint,
-            )
-        };
+        unsafe { lm_dpdk_post(self.port.as_ptr(), queue, first, count) };
     }
 
     /// Takes what came; how many packets there are now.

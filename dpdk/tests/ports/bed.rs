@@ -13,7 +13,7 @@ use lm_dataplane::{
     ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, OpenError, ReceiveConfig,
     RecvError,
 };
-use lm_dpdk::{DpdkConfig, DpdkNic, put_in};
+use lm_dpdk::{DpdkConfig, DpdkNic, counts, put_in};
 use lm_protocol::session::Permit;
 
 const PORT: u16 = 7168;
@@ -128,8 +128,16 @@ fn byte(tag: u64, at: usize) -> u8 {
     (mixed >> 56) as u8
 }
 
+/// Does a step until it is done.
+pub(crate) fn until<E: std::fmt::Debug>(patience: Duration, mut step: impl FnMut() -> Result<(), E>) {
+    let deadline = Instant::now() + patience;
+    while let Err(why) = step() {
+        assert!(Instant::now() < deadline, "{why:?}");
+    }
+}
+
 /// Sends messages of these lengths from one end to the other in a session, up to four under way, and ends it within another message; all bytes are
-/// compared. What both counted.
+/// compared, and packets are counted where nothing is under way before these messages and behind them. What both ends counted.
 pub(crate) fn carry(
     ends: &mut [Endpoint<DpdkNic>; 2],
     to: Ipv4Addr,
@@ -146,6 +154,9 @@ pub(crate) fn carry(
         ..ConnectOptions::default()
     };
     let (alive, sender) = mpsc::channel::<()>();
+    // Looks of the receiver's that found nothing.
+    let looks = &AtomicU32::new(0);
+    let done = |is_done: bool| is_done.then_some(()).ok_or("the other end does nothing");
     std::thread::scope(|scope| {
         // Gone however this side ends.
         let _alive = alive;
@@ -153,8 +164,10 @@ pub(crate) fn carry(
             let mut missing: Vec<_> = (0..).zip(lens).collect();
             while !missing.is_empty() {
                 let came = loop {
-                    match receiver.recv(Some(Duration::from_millis(100))) {
-                        Err(RecvError::TimedOut) if sender.try_recv() == Err(TryRecvError::Empty) => {}
+                    match receiver.recv(Some(Duration::from_millis(1))) {
+                        Err(RecvError::TimedOut) if sender.try_recv() == Err(TryRecvError::Empty) => {
+                            looks.fetch_add(1, Ordering::SeqCst);
+                        }
                         came => break came,
                     }
                 };
@@ -166,51 +179,66 @@ pub(crate) fn carry(
                 missing.swap_remove(at.unwrap_or_else(|| panic!("{tag} of {len} bytes, not {missing:?}")));
             }
             let counters = receiver.counters();
-            let deadline = Instant::now() + patience;
-            while receiver.counters().sessions_ended == counters.sessions_ended {
-                assert!(
-                    Instant::now() < deadline,
-                    "the session does not end: {counters:?}"
-                );
+            until(patience, || {
                 // Of the last message something may have come.
                 let _ = receiver.try_recv();
                 receiver.wait(Duration::from_millis(1));
-            }
+                looks.fetch_add(1, Ordering::SeqCst);
+                done(receiver.counters().sessions_ended > counters.sessions_ended)
+            });
             counters
         });
         let peer = from.connect(SocketAddrV4::new(to, PORT), &options);
         let peer = peer.unwrap_or_else(|error| panic!("{error}"));
+        // How many more packets came than were sent and not lost, when both ends find nothing.
+        let quiet = |from: &mut Endpoint<DpdkNic>| {
+            let mut packets = [0; 4];
+            until(patience, || {
+                let look = looks.load(Ordering::SeqCst);
+                let before = std::mem::replace(&mut packets, counts());
+                until(patience, || {
+                    from.poll();
+                    done(looks.load(Ordering::SeqCst) > look + 1)
+                });
+                done(before == packets)
+            });
+            let [sent, lost, doubled, came] = packets.map(|count| count as i64);
+            came - (sent - lost + doubled)
+        };
+        let before = quiet(from);
         let failed = from.counters().messages_failed;
-        let deadline = Instant::now() + patience;
         let send = |from: &mut Endpoint<DpdkNic>, tag, len| {
             let payload: Vec<u8> = (0..len).map(|at| byte(tag, at)).collect();
-            while let Err(error) = from.try_send_copy(peer, &payload, tag) {
-                assert!(Instant::now() < deadline, "{tag}: {error}");
+            until(patience, || {
                 from.poll();
-            }
+                from.try_send_copy(peer, &payload, tag).map(drop)
+            });
         };
         for (tag, &len) in (0..).zip(lens) {
             send(from, tag, len);
         }
-        while let Err(error) = from.flush(Duration::from_millis(100)) {
-            assert!(!receiving.is_finished() && Instant::now() < deadline, "{error}");
-        }
+        until(patience, || {
+            assert!(!receiving.is_finished(), "the receiver ended");
+            from.flush(Duration::from_millis(100))
+        });
+        assert_eq!(quiet(from), before, "{:?}", counts());
         let counters = from.counters();
         assert_eq!(counters.messages_failed, failed, "{counters:?}");
         send(from, 99, 4 << 20);
-        while from.counters().data_packets_sent == counters.data_packets_sent {
-            assert!(Instant::now() < deadline, "nothing leaves: {counters:?}");
+        until(patience, || {
             from.poll();
-        }
+            done(from.counters().data_packets_sent > counters.data_packets_sent)
+        });
         from.peer(peer).end_session();
-        while !receiving.is_finished() {
-            assert!(Instant::now() < deadline, "the receiver does not end");
+        until(patience, || {
             from.poll();
             from.wait(Duration::from_millis(1));
-        }
-        let received = receiving
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        [counters, received]
+            done(receiving.is_finished())
+        });
+        let received = receiving.join();
+        [
+            counters,
+            received.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        ]
     })
 }
