@@ -98,10 +98,10 @@ unsafe extern "C" {
     fn lm_dpdk_counters(port: *const RawPort) -> Counters;
 }
 
-/// Puts faults of this seed in, in every port, `rate` of 1024 chances: packets that are lost, change places or come twice, bursts that are cut, and
-/// buffers that are refused. And a mistake, if it is not 0: what comes to the driver's own memory is copied with its headers (1), a device that was
-/// stopped is believed to have no buffers (2), a short packet has others of its burst behind it (3), what is sent has room before it that is the
-/// driver's (4).
+/// Puts faults of this seed in, in every port, `rate` of 1024 chances: packets that are lost, change places, come twice or in two segments, bursts
+/// that are cut, and buffers that are refused. And a mistake, if it is not 0: what comes to the driver's own memory is copied with its headers (1), a
+/// device that was stopped is believed to have no buffers (2), a short packet has others of its burst behind it (3), what is sent has room before it
+/// that is the driver's (4); or a driver's: a device that is closed keeps buffers (5).
 #[cfg(feature = "faults")]
 pub fn put_in(seed: u64, rate: u32, mistake: u32) {
     // SAFETY: three numbers, which are looked at by whatever thread has a port.
@@ -212,6 +212,8 @@ impl Link {
     /// Starts it: from now on packets come.
     pub(crate) fn start(&mut self) -> Result<(), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        // That it was found was said with words, too.
+        drop(said());
         // SAFETY: an open port.
         fault(unsafe { lm_dpdk_start(self.port.as_ptr()) })
     }

@@ -3,16 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use lm_dataplane::{
-    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, OpenError, ReceiveConfig,
-    RecvError,
-};
+use lm_dataplane::{ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig};
+use lm_dataplane::{MemoryConfig, ModeRequest, OpenError, ReceiveConfig, RecvError};
 use lm_dpdk::{DpdkConfig, DpdkNic, counts, put_in};
 use lm_protocol::session::Permit;
 
@@ -26,18 +25,18 @@ const ORDINARY: u32 = 65534;
 /// One pair at a time: each end keeps a core busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 type Opened = Result<Endpoint<DpdkNic>, OpenError>;
 
 /// A socket in a folder of its own.
 pub(crate) struct Wire {
     pub(crate) folder: PathBuf,
-    number: u32,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Wire {
     pub(crate) fn new() -> Wire {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setgroups(&[]).expect("root may");
@@ -52,44 +51,50 @@ impl Wire {
         made.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         Wire {
             folder,
-            number,
             _alone: alone,
         }
     }
 
     /// Both ends; `arguments` are of the second, which is aimed where there are two queues.
     pub(crate) fn ends(&self, queues: u32, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
-        let ends = self.try_ends(0, queues, arguments);
+        let ends = self.try_ends(queues, arguments, ModeRequest::Auto);
         ends.map(|end| end.unwrap_or_else(|error| panic!("{error}")))
     }
 
-    pub(crate) fn try_ends(&self, pair: u32, queues: u32, arguments: &str) -> [Opened; 2] {
-        let (number, socket) = (
-            1000 * pair + self.number,
-            self.folder.join(format!("{pair}.sock")),
-        );
-        let [listens, connects] = ["net_vhost", "net_virtio_user"].map(|driver| format!("{driver}{number}"));
+    /// The second in that mode.
+    pub(crate) fn try_ends(&self, queues: u32, arguments: &str, mode: ModeRequest) -> [Opened; 2] {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let socket = self.folder.join(format!("{number}.sock"));
         let socket = socket.display();
-        [
-            open(format!("{listens},iface={socket},queues={queues}"), A),
-            open(format!("{connects},path={socket},queues={queues},{arguments}"), B),
-        ]
+        let listens = format!("net_vhost{number},iface={socket},queues={queues}");
+        let connects = format!("net_virtio_user{number},path={socket},queues={queues},{arguments}");
+        [open(listens, A, ModeRequest::Auto), open(connects, B, mode)]
     }
+}
+
+/// Runs the test of this name in a process of its own. `true`: this is that process.
+pub(crate) fn alone(test: &str) -> bool {
+    if std::env::var_os("LM_ALONE").is_none() {
+        let program = std::env::current_exe().expect("a program");
+        let ran = Command::new(program)
+            .args(["--exact", test])
+            .env("LM_ALONE", "")
+            .output();
+        let ran = ran.expect("it starts");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+        return false;
+    }
+    true
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
         // Before another test has its turn.
         put_in(0, 0, 0);
-        let left: Vec<_> = std::fs::read_dir(&self.folder)
-            .expect("it is there")
-            .flatten()
-            .collect();
+        let left: Vec<_> = (std::fs::read_dir(&self.folder).expect("it is there").flatten()).collect();
         let _ = std::fs::remove_dir_all(&self.folder);
-        assert!(
-            std::thread::panicking() || left.is_empty(),
-            "closed ports leave nothing: {left:?}"
-        );
+        let is_clean = std::thread::panicking() || left.is_empty();
+        assert!(is_clean, "closed ports leave nothing: {left:?}");
     }
 }
 
@@ -109,7 +114,7 @@ fn config() -> EndpointConfig {
     }
 }
 
-fn open(device: String, address: Ipv4Addr) -> Opened {
+fn open(device: String, address: Ipv4Addr, mode: ModeRequest) -> Opened {
     let dpdk = DpdkConfig {
         device,
         address: Ipv4Net::new_assert(address, 24),
@@ -119,7 +124,9 @@ fn open(device: String, address: Ipv4Addr) -> Opened {
         max_message_len: config().receive.max_message_len,
         lease: Duration::from_secs(5),
     };
-    lm_dpdk::open(&dpdk, &config(), Box::new(permit))
+    let mut config = config();
+    config.link.mode = mode;
+    lm_dpdk::open(&dpdk, &config, Box::new(permit))
 }
 
 /// Byte `at` of message `tag`.

@@ -56,13 +56,15 @@ fn drive(endpoint: &mut Endpoint<DpdkNic>, mut is_last: impl FnMut(&mut Endpoint
 #[test]
 fn a_stream_allocates_nothing() {
     for queues in [1, 2] {
-        let streamed = std::thread::spawn(move || stream(queues)).join();
-        streamed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        until(3 * PATIENCE, || {
+            let streamed = std::thread::spawn(move || stream(queues)).join();
+            streamed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
     }
 }
 
-/// To the end that copies, or to the aimed one.
-fn stream(queues: u32) {
+/// To the end that copies, or to the aimed one. How many packets of a sender that slept over its credit were moved, for which the engine takes memory.
+fn stream(queues: u32) -> Result<(), u64> {
     let wire = Wire::new();
     let [mut b, mut a] = wire.ends(queues, "queue_size=256");
     let mut to = A;
@@ -110,7 +112,12 @@ fn stream(queues: u32) {
         });
         is_over.store(true, Ordering::Release);
     });
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "{:?}", b.counters());
+    let (taken, moved) = (
+        ALLOCATIONS.swap(0, Ordering::SeqCst),
+        b.counters().fragments_displaced,
+    );
+    assert!(taken == 0 || moved > 0, "{taken} {:?}", b.counters());
+    (moved == 0).then_some(()).ok_or(moved)
 }
 
 #[test]
@@ -125,6 +132,8 @@ fn a_stream_makes_no_system_call() {
         .arg(&list)
         .arg(program)
         .args(["--exact", "steady::a_stream_allocates_nothing"])
+        // Where DPDK makes a folder.
+        .env("XDG_RUNTIME_DIR", &wire.folder)
         .output();
     let Ok(traced) = traced else {
         println!("SKIPPED: there is no strace (apt-get install strace)");
@@ -143,7 +152,7 @@ fn a_stream_makes_no_system_call() {
         marked.entry(thread).or_default().push(at);
     }
     marked.retain(|_, marks| marks.len() == 2);
-    assert_eq!(marked.len(), 4, "senders and receivers");
+    assert!(marked.len() >= 4, "senders and receivers");
     for (thread, marks) in marked {
         let between = &lines[marks[0] + 1..marks[1]];
         let is_call = |call: &str| !call.contains("resumed>");
