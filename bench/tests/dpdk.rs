@@ -5,7 +5,7 @@
 #[allow(dead_code)] // the tests on AF_XDP use the rest
 mod bed;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -54,17 +54,18 @@ impl Place {
         let address = format!("10.9.0.{}/24", side + 1);
         let mut command = Command::new(program);
         command.args(["--dpdk", &device, "--dpdk-address", &address, "--json"]);
-        command.args(arguments);
+        command.args(arguments).env("XDG_RUNTIME_DIR", &self.folder);
         if rustix::process::geteuid().is_root() {
             command.uid(ORDINARY).gid(ORDINARY);
         }
         Tool::start(command)
     }
 
-    fn recv(&self, arguments: &[&str]) -> Tool {
+    /// Of so many files.
+    fn recv(&self, count: &str) -> Tool {
         let output = self.path("received");
-        let common = ["--output", &output, "--count", "1", "--stats", "0.05"];
-        self.tool(RECV, 0, &[&common, arguments].concat())
+        let arguments = ["--output", &output, "--count", count, "--stats", "0.05"];
+        self.tool(RECV, 0, &arguments)
     }
 
     fn send(&self, arguments: &[&str]) -> Tool {
@@ -93,30 +94,26 @@ const ORDINARY: u32 = 65534;
 fn a_file_crosses_between_two_processes() {
     for devices in [VHOST, MEMIF] {
         let place = Place::new(devices);
-        let receiver = place.recv(&[]);
+        let receiver = place.recv("1");
         receiver.wait_for_line("listening on net_");
         let ended = [place.send(&[]), receiver].map(Tool::end);
         place.expect_received("transfer-000001");
         for (ended, device) in ended.iter().zip([devices[1], devices[0]]) {
             let report = ended.expect_code(0).json();
-            assert!(
-                device.starts_with(report["device"].as_str().expect("a name")),
-                "{report}"
-            );
+            let name = report["device"].as_str().expect("a name");
+            assert!(device.starts_with(name), "{report}");
             let is_aimed = device.starts_with("net_virtio");
             assert_eq!(report["mode"], if is_aimed { "zero-copy" } else { "copy-port" });
         }
-        assert!(
-            !Path::new(&place.path("lm.sock")).exists(),
-            "the socket goes with its program"
-        );
+        let is_left = place.folder.join("lm.sock").exists();
+        assert!(!is_left, "the socket goes with its program");
     }
 }
 
 #[test]
 fn senders_that_are_killed_make_room_for_others() {
     let place = Place::new(VHOST);
-    let receiver = place.recv(&[]);
+    let receiver = place.recv("1");
     receiver.wait_for_line("listening on net_vhost0");
     // While it opens its device, and while it sends.
     let opening = place.send(&RATE);
@@ -131,27 +128,33 @@ fn senders_that_are_killed_make_room_for_others() {
     place.expect_received("transfer-000001");
 }
 
+/// While none sends, one connects, one sends, and one has sent.
 #[test]
 fn receivers_that_are_killed_leave_a_file_that_is_named() {
     let place = Place::new(VHOST);
-    let waiting = place.recv(&[]);
-    waiting.wait_for_line("listening on net_vhost0");
-    waiting.signal(Signal::KILL);
-    waiting.end();
-    let file = place.path("lm.sock");
-    place.recv(&[]).end().expect_error(&format!("rm {file}"));
-    std::fs::remove_file(&file).expect("it was left");
-
-    let receiver = place.recv(&[]);
-    receiver.wait_for_line("listening on net_vhost0");
-    let sender = place.send(&[&RATE[..], &["--patience", "1"]].concat());
-    receiver.wait_for_line("landed 1");
-    receiver.signal(Signal::KILL);
-    receiver.end();
-    let ended = sender.end();
-    assert!(!ended.status.success(), "the file did not arrive");
-    std::fs::remove_file(&file).expect("it was left");
-    let receiver = place.recv(&[]);
+    for stage in 0..4 {
+        let receiver = place.recv("2");
+        receiver.wait_for_line("listening on net_vhost0");
+        let sender = (stage > 0).then(|| place.send(&[&RATE[..], &["--patience", "1"]].concat()));
+        match stage {
+            1 => std::thread::sleep(Duration::from_millis(800)),
+            2 => receiver.wait_for_line("landed 1"),
+            3 => receiver.wait_for_line("transfer-000001"),
+            _ => {}
+        }
+        receiver.signal(Signal::KILL);
+        receiver.end();
+        if let Some(ended) = sender.map(Tool::end) {
+            match stage {
+                3 => ended.expect_code(0),
+                _ => ended.expect_error(["", "", "is down"][stage]),
+            };
+        }
+        let file = place.path("lm.sock");
+        place.recv("1").end().expect_error(&format!("rm {file}"));
+        std::fs::remove_file(&file).expect("it was left");
+    }
+    let receiver = place.recv("1");
     receiver.wait_for_line("listening on net_vhost0");
     place.send(&[]).end().expect_code(0);
     receiver.end().expect_code(0);
@@ -161,10 +164,14 @@ fn receivers_that_are_killed_leave_a_file_that_is_named() {
 #[test]
 fn an_interrupted_receiver_leaves_nothing() {
     let place = Place::new(VHOST);
-    let receiver = place.recv(&[]);
+    let receiver = place.recv("1");
     receiver.wait_for_line("listening on net_vhost0");
     receiver.interrupt().expect_code(130);
-    assert!(!Path::new(&place.path("lm.sock")).exists());
+    assert!(
+        ["lm.sock", "dpdk"]
+            .iter()
+            .all(|left| !place.folder.join(left).exists())
+    );
 }
 
 #[test]
@@ -172,11 +179,10 @@ fn bad_command_lines_have_a_reason() {
     let place = Place::new(VHOST);
     let (sent, none) = (place.path("sent"), place.path("none"));
     let [odd, deep] = [",wonder=1", "/none"].map(|end| format!("net_vhost0,iface={none}{end}"));
-    let (server, absent) = (
-        format!("net_virtio_user0,path={none}"),
-        format!("listens on {none} first"),
-    );
+    let server = format!("net_virtio_user0,path={none}");
+    let absent = format!("listens on {none} first");
     let at = "--dpdk-address 10.9.0.2/24";
+    let gateway = format!("{at} --dpdk-gateway 10.8.0.1");
     for (device, rest, words) in [
         ("", at, "names no driver"),
         (",queues=2", at, "names no driver"),
@@ -196,11 +202,7 @@ fn bad_command_lines_have_a_reason() {
         ("net_null0", "--dpdk-address 10.9.0.0/24", "no host's address"),
         ("net_null0", "--dpdk-address 10.9.0.255/24", "no host's address"),
         ("net_null0", "--dpdk-address 224.0.0.1/4", "no host's address"),
-        (
-            "net_null0",
-            &format!("{at} --dpdk-gateway 10.8.0.1"),
-            "--dpdk-gateway",
-        ),
+        ("net_null0", &gateway, "--dpdk-gateway"),
         ("net_null0", &format!("{at} --mode zero-copy"), "--mode copy"),
         ("net_null0", "--dpdk-address 10.8.0.2/24", "--dpdk-gateway"),
         ("net_null0", at, "answers no ARP"),
@@ -233,14 +235,9 @@ fn on(bed: &Bed, host: Host, program: &str, line: &str) -> Tool {
 fn transfer(bed: &Bed, receiver_is: bool, bytes: &[u8], options: &str) -> [u64; 2] {
     let [sent, received] = ["sent", "received"].map(|name| bed.path(name));
     std::fs::write(&sent, bytes).expect("a file");
-    let (from, to) = (
-        link(bed, Host::Sender, !receiver_is),
-        link(bed, Host::Receiver, receiver_is),
-    );
-    let line = format!(
-        "{to} --allow {SENDER} --count 1 --force --output {}",
-        received.display()
-    );
+    let from = link(bed, Host::Sender, !receiver_is);
+    let (to, out) = (link(bed, Host::Receiver, receiver_is), received.display());
+    let line = format!("{to} --allow {SENDER} --count 1 --force --output {out}");
     let receiver = on(bed, Host::Receiver, RECV, &line);
     receiver.wait_for_line("listening on");
     let line = format!("{from} --to {RECEIVER} {} {options}", sent.display());
@@ -267,10 +264,7 @@ fn files_cross_between_dpdk_and_af_xdp() {
         // One packet; and without a place on the landing queue.
         transfer(&bed, receiver_is, b"small", "");
         let [messages, fragments] = transfer(&bed, receiver_is, &content(3 << 20), "--one-copy");
-        assert!(
-            messages > 0 && fragments > 2000,
-            "{messages} messages, {fragments} fragments"
-        );
+        assert!(messages > 0 && fragments > 2000, "{messages}, {fragments}");
     }
 }
 
@@ -280,10 +274,8 @@ fn a_kernel_socket_receives_ip_fragments_from_dpdk() {
     let socket = bed.udp_socket(Host::Receiver, &format!("{RECEIVER}:7168"));
     let (from, sent) = (link(&bed, Host::Sender, true), bed.path("sent"));
     std::fs::write(&sent, content(20_000)).expect("a file");
-    let line = format!(
-        "{from} --to {RECEIVER} {} --wire ipfrag --message-size 10000",
-        sent.display()
-    );
+    let file = sent.display();
+    let line = format!("{from} --to {RECEIVER} {file} --wire ipfrag --message-size 10000");
     let sender = on(&bed, Host::Sender, SEND, &line);
     let mut datagram = vec![0; 65_536];
     let (len, _) = socket.recv_from(&mut datagram).expect("a datagram");
@@ -301,18 +293,15 @@ fn a_kernel_socket_is_answered_by_dpdk() {
     receiver.wait_for_line("listening on");
     let answer = || {
         let socket = bed.udp_socket(Host::Sender, &format!("{SENDER}:0"));
-        socket
-            .set_read_timeout(Some(Duration::from_secs(2)))
-            .expect("a socket");
+        let patience = Some(Duration::from_secs(2));
+        socket.set_read_timeout(patience).expect("a socket");
         socket.connect(format!("{RECEIVER}:99")).expect("a route");
         socket.send(b"a question").expect("sent");
         socket.recv(&mut [0; 16]).expect_err("a closed port").kind()
     };
     assert_eq!(answer(), std::io::ErrorKind::ConnectionRefused);
-    if !bed.try_ip(
-        Host::Sender,
-        &format!("link add link {INTERFACE} name tagged type vlan id 5"),
-    ) {
+    let tagged = format!("link add link {INTERFACE} name tagged type vlan id 5");
+    if !bed.try_ip(Host::Sender, &tagged) {
         println!("NOT IN THIS KERNEL: VLAN devices");
         return;
     }

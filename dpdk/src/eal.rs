@@ -22,7 +22,7 @@ static BEGUN: OnceLock<Result<(), String>> = OnceLock::new();
 /// Why not, in one line.
 pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
     let own = config.receive.max_message_len + config.memory.landing_len + config.memory.send_len;
-    let memory = (MEMORY_MIB + (own >> 20)).to_string();
+    let memory = MEMORY_MIB + (own >> 20);
     let begin = move || {
         // It binds the thread that it begins on to one core. That thread ends.
         let thread = std::thread::spawn(move || {
@@ -30,20 +30,14 @@ pub(crate) fn begin(config: &EndpointConfig) -> Result<(), String> {
             let cores = rustix::thread::sched_getaffinity(None).unwrap_or_default();
             let core = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| cores.is_set(core));
             let core = core.unwrap_or_default();
-            let arguments = [
-                "lm",
-                "--no-huge",
-                "--no-shconf",
-                "--no-telemetry",
-                "--no-pci",
-                "--iova-mode=va",
-                "--log-level=error",
-                "-m",
-                &memory,
-                "--lcores",
-                &format!("0@{core}"),
-            ];
-            let arguments = arguments.map(|argument| CString::new(argument).expect("no zero in it"));
+            let arguments = format!(
+                "lm --no-huge --no-shconf --no-telemetry --no-pci --iova-mode=va --log-level=error -m {memory} \
+                 --lcores 0@{core}"
+            );
+            let arguments = arguments
+                .split(' ')
+                .map(|argument| CString::new(argument).expect("no zero in it"));
+            let arguments: Vec<_> = arguments.collect();
             shim::begin(&arguments)
         });
         let begun = thread.join().expect("nothing there panics");

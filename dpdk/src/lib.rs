@@ -17,4 +17,4 @@ mod stack;
 pub use nic::DpdkNic;
 pub use open::{DpdkConfig, open};
 #[cfg(feature = "faults")]
-pub use shim::put_in;
+pub use shim::{counts, put_in};

@@ -94,7 +94,7 @@ impl Port for DpdkNic {
         core.queues[queue as usize].open(spec, aims);
         // What the queue's last owner left goes with it.
         core.outgoing.retain(|packet| packet.queue != queue as usize);
-        core.outgoing.reserve(spec.tx_len as usize);
+        core.outgoing.reserve(QUEUES * spec.tx_len as usize);
         let role = match spec.role {
             Role::SendOnly => lm_ebpf::Role::None,
             Role::General => lm_ebpf::Role::General,

@@ -96,7 +96,7 @@ pub(crate) struct Core {
     /// Since when the device has taken nothing, or was last looked at; and that there was nothing at its other end then.
     pub(crate) stuck_ns: Option<u64>,
     pub(crate) is_down: bool,
-    /// Bytes of packets, either way.
+    /// Bytes of packets that were copied to entries here; the link has the rest.
     pub(crate) copied: u64,
     pub(crate) opened: Instant,
 }
@@ -169,12 +169,7 @@ impl Core {
             let (first, _) = self.outgoing.as_slices();
             // SAFETY: they lie in the mapping, and their owner leaves them alone until they are completed; `submit` looked at their lengths.
             let taken = unsafe { self.link.send(first) };
-            for packet in self.outgoing.drain(..taken) {
-                if !self.is_aimed {
-                    self.copied += packet.len as u64;
-                    self.queues[packet.queue].completed.push_back(packet.address);
-                }
-            }
+            self.outgoing.drain(..taken);
             self.complete();
             if taken > 0 {
                 self.stuck_ns = None;
@@ -186,10 +181,10 @@ impl Core {
         Ok(Flushed { woken, unsent: false })
     }
 
-    /// What an aimed device is done with is completed.
+    /// What the device is done with is completed.
     pub(crate) fn complete(&mut self) {
-        for done in self.link.done() {
-            self.queues[done.queue].completed.push_back(done.address);
+        for (number, queue) in self.queues.iter_mut().enumerate() {
+            queue.completed.extend(self.link.done(number));
         }
     }
 
@@ -298,7 +293,7 @@ impl RxQueue for DpdkRx {
             if core.queues[self.queue].arrived.is_empty() {
                 core.receive();
             }
-            self.ready.extend(core.queues[self.queue].arrived.drain(..));
+            std::mem::swap(&mut self.ready, &mut core.queues[self.queue].arrived);
             self.posted -= self.ready.len() as u32;
         }
         max.min(self.ready.len() as u32)
@@ -379,16 +374,14 @@ impl TxQueue for DpdkTx {
     fn submit(&mut self, count: u32) {
         self.out += count;
         let core = &mut *lock(&self.core);
-        for descriptor in &self.written[..count as usize] {
+        let (mapping, queue) = (&core.mapping, self.queue);
+        let packets = self.written[..count as usize].iter().map(|descriptor| {
             let len = descriptor.len as usize;
             assert!(len <= ROOM, "a packet of {len} bytes");
-            core.outgoing.push_back(Packet {
-                start: core.mapping.pointer(descriptor.start(), len as u64).as_ptr(),
-                len,
-                address: descriptor.addr,
-                queue: self.queue,
-            });
-        }
+            let start = mapping.pointer(descriptor.start(), len as u64).as_ptr();
+            Packet::new(start, len, descriptor.addr, queue)
+        });
+        core.outgoing.extend(packets);
     }
 
     fn flush(&mut self) -> Result<Flushed, WakeError> {
@@ -398,8 +391,8 @@ impl TxQueue for DpdkTx {
     #[inline]
     fn completed(&mut self, max: u32) -> u32 {
         if self.completed.is_empty() && self.out > 0 {
-            let completed = &mut lock(&self.core).queues[self.queue].completed;
-            self.completed.extend(completed.drain(..));
+            let core = &mut *lock(&self.core);
+            std::mem::swap(&mut self.completed, &mut core.queues[self.queue].completed);
         }
         max.min(self.completed.len() as u32)
     }

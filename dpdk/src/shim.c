@@ -12,11 +12,13 @@
  */
 #define _GNU_SOURCE
 #define ALLOW_EXPERIMENTAL_API
+#include <libgen.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <rte_dev.h>
 #include <rte_eal.h>
@@ -114,8 +116,8 @@ struct lm_port {
 	struct rte_mbuf *out[BURST];
 	unsigned int out_first, out_end, out_queue;
 	/* Sent packets that the driver is done with. */
-	struct lm_packet done[DONE];
-	unsigned int done_count;
+	unsigned long long done[QUEUES][DONE];
+	unsigned int done_count[QUEUES];
 	unsigned long long unfit, copied;
 };
 
@@ -143,15 +145,25 @@ const char *lm_dpdk_begin(int count, char **arguments)
 	/* Else a line that has no room would stay in the stream's own buffer. */
 	setvbuf(saying, NULL, _IONBF, 0);
 	rte_openlog_stream(saying);
-	return rte_eal_init(count, arguments) < 0 ? "does not begin" : NULL;
+	int begun = rte_eal_init(count, arguments);
+	/* Made although nothing is put there. Others' are not empty. */
+	char *folder = strdup(rte_eal_get_runtime_dir());
+	if (folder && !rmdir(folder))
+		rmdir(dirname(folder));
+	free(folder);
+	return begun < 0 ? "does not begin" : NULL;
 }
 
 /* Faults and mistakes that tests put in. */
-enum lm_mutant { SOUND, HEADERS_COPIED, STOP_BELIEVED, LATE_IN_BURST, HEADROOM_SENT };
+enum lm_mutant { SOUND, HEADERS_COPIED, STOP_BELIEVED, LATE_IN_BURST, HEADROOM_SENT, BUFFERS_KEPT };
 #ifdef LM_FAULTS
 #define MUTANT(name) (mutant == (name))
 static _Atomic unsigned int fault_rate, mutant;
 static _Atomic unsigned long long fault_seed;
+/* Packets of all ports: taken to be sent, lost and doubled by faults, and received. */
+enum { SENT, LOST, DOUBLED, CAME };
+_Atomic unsigned long long lm_dpdk_counts[4];
+#define COUNT(what, number) (lm_dpdk_counts[what] += (number))
 
 /* Of 1024 chances `rate` are faults. */
 void lm_dpdk_put_in(unsigned long long seed, unsigned int rate, unsigned int mistake)
@@ -168,6 +180,7 @@ static bool fails(void)
 }
 #else
 #define MUTANT(name) false
+#define COUNT(what, number) ((void)(number))
 #define fails() false
 #endif
 
@@ -176,12 +189,11 @@ static inline struct lm_aim *aim_of(struct rte_mbuf *mbuf)
 	return rte_mbuf_to_priv(mbuf);
 }
 
-static void aim(struct lm_pool *pool, struct rte_mbuf *mbuf, unsigned long long address, size_t queue, char *start)
+static inline void aim(struct rte_mbuf *mbuf, unsigned long long address, size_t queue, char *start)
 {
 	*aim_of(mbuf) = (struct lm_aim){ address, queue, true, OUT };
 	mbuf->buf_addr = start;
 	mbuf->buf_iova = (rte_iova_t)start;
-	pool->aimed[queue]++;
 }
 
 /* Buffers for the driver, or to be sent. */
@@ -191,18 +203,21 @@ static int take(struct rte_mempool *mempool, void **buffers, unsigned int count)
 
 	if (count > pool->count || (pool->port->is_started && fails()))
 		return -ENOBUFS;
+	unsigned long long next = pool->used + pool->out, left = RTE_MAX(pool->posted, next) - next;
+	unsigned int queue = pool->queue, aimed = RTE_MIN(count, left);
+	char *memory = pool->port->memory + PACKET_AT - RTE_PKTMBUF_HEADROOM;
+	pool->count -= count;
+	memcpy(buffers, pool->free + pool->count, count * sizeof(*buffers));
 	for (unsigned int at = 0; at < count; at++) {
-		struct rte_mbuf *mbuf = pool->free[--pool->count];
-		unsigned long long next = pool->used + pool->out;
-		aim_of(mbuf)->state = OUT;
-		if (next < pool->posted) {
-			unsigned long long entry = pool->entries[next % ENTRIES];
-			aim(pool, mbuf, entry, pool->queue, pool->port->memory + entry + PACKET_AT - RTE_PKTMBUF_HEADROOM);
-			pool->used += !pool->is_landing;
+		aim_of(buffers[at])->state = OUT;
+		if (at < aimed) {
+			unsigned long long entry = pool->entries[(next + at) % ENTRIES];
+			aim(buffers[at], entry, queue, memory + entry);
 		}
-		pool->out += pool->is_landing;
-		buffers[at] = mbuf;
 	}
+	pool->aimed[queue] += aimed;
+	pool->used += pool->is_landing ? 0 : aimed;
+	pool->out += pool->is_landing ? count : 0;
 	return 0;
 }
 
@@ -214,7 +229,7 @@ static inline void came_back(struct lm_pool *pool, const struct lm_aim *from)
 		return;
 	pool->aimed[from->queue]--;
 	if (pool->sends)
-		pool->port->done[pool->port->done_count++] = (struct lm_packet){ NULL, 0, from->address, from->queue };
+		pool->port->done[from->queue][pool->port->done_count[from->queue]++] = from->address;
 	else if (!pool->is_landing)
 		pool->entries[pool->posted++ % ENTRIES] = from->address;
 }
@@ -227,16 +242,19 @@ static int give(struct rte_mempool *mempool, void *const *buffers, unsigned int 
 		struct rte_mbuf *mbuf = buffers[at];
 		struct lm_aim *from = aim_of(mbuf);
 		/* Before there is a port they are put in as they are. */
-		if (pool->port && from->state == FREE)
-			continue;
-		if (pool->port && from->state == OUT)
-			came_back(pool, from);
-		if (pool->port && from->is_aimed) {
-			mbuf->buf_addr = from + 1;
-			mbuf->buf_iova = (rte_iova_t)mbuf->buf_addr;
-			mbuf->buf_len = RTE_PKTMBUF_HEADROOM + ROOM;
+		if (pool->port) {
+			if (from->state == FREE)
+				continue;
+			if (from->state == OUT)
+				came_back(pool, from);
+			if (from->is_aimed) {
+				mbuf->buf_addr = from + 1;
+				mbuf->buf_iova = (rte_iova_t)mbuf->buf_addr;
+				mbuf->buf_len = RTE_PKTMBUF_HEADROOM + ROOM;
+			}
 		}
-		*from = (struct lm_aim){ 0 };
+		from->is_aimed = false;
+		from->state = FREE;
 		pool->free[pool->count++] = mbuf;
 	}
 	return 0;
@@ -349,7 +367,8 @@ static void shut(struct lm_port *port)
 static bool has_none(const struct lm_port *port, size_t queue)
 {
 	const struct lm_pool *tx = port->tx->pool_data;
-	return !tx->aimed[queue] && (queue >= port->queues || !pool_of(port, queue)->aimed[queue]);
+	unsigned int kept = tx->aimed[queue] + (queue < port->queues ? pool_of(port, queue)->aimed[queue] : 0);
+	return !kept && !(port->is_aimed && MUTANT(BUFFERS_KEPT));
 }
 
 /* `false`: the driver has not given all aimed buffers back. The pools are kept then, and the memory is not to be used again. */
@@ -477,7 +496,7 @@ static inline unsigned long long land(struct lm_port *port, struct lm_pool *pool
 }
 
 /* Packets that came, BURST of each queue at most: they may be read until the next call. */
-unsigned int lm_dpdk_receive(struct lm_port *port, struct lm_packet *packets)
+unsigned int lm_dpdk_receive(struct lm_port *port, struct lm_packet *restrict packets)
 {
 	unsigned int count = 0;
 
@@ -488,10 +507,12 @@ unsigned int lm_dpdk_receive(struct lm_port *port, struct lm_packet *packets)
 		struct lm_pool *pool = pool_of(port, queue);
 		unsigned int came = rte_eth_rx_burst(port->id, queue, in, BURST);
 		port->in_count += came;
+		COUNT(CAME, came);
 		for (unsigned int at = 0; at < came; at++) {
 			struct rte_mbuf *mbuf = in[at];
 			struct lm_aim *from = aim_of(mbuf);
 			unsigned long long address = from->is_aimed ? from->address : NONE;
+			mbuf->nb_segs += !pool->is_landing && fails();
 			/* Without its VLAN tag a packet of another network would be one of this. What is not taken is given back as it is. */
 			if (mbuf->nb_segs != 1 || mbuf->data_len == 0 || mbuf->data_len > ROOM ||
 			    mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) {
@@ -526,10 +547,13 @@ static bool hand_over(struct lm_port *port)
 		rte_pktmbuf_free(*first++);
 		port->out_first++;
 		count--;
+		COUNT(LOST, 1);
 	}
 	if (count && fails()) {
 		rte_mbuf_refcnt_update(*first, 1);
-		rte_mbuf_refcnt_update(*first, rte_eth_tx_burst(port->id, port->out_queue, first, 1) - 1);
+		unsigned short doubled = rte_eth_tx_burst(port->id, port->out_queue, first, 1);
+		rte_mbuf_refcnt_update(*first, doubled - 1);
+		COUNT(DOUBLED, doubled);
 	}
 	if (count > 1 && fails())
 		RTE_SWAP(first[0], first[1]);
@@ -540,13 +564,13 @@ static bool hand_over(struct lm_port *port)
 	return !lm_dpdk_waits(port);
 }
 
-/* Takes packets, of at most ROOM bytes each, as long as the device takes those before them; how many. They are copied, or said to be done with later. */
+/* Takes packets, of at most ROOM bytes each, as long as the device takes those before them; how many. They are copied and done with, or later. */
 unsigned int lm_dpdk_send(struct lm_port *port, const struct lm_packet *packets, unsigned int count)
 {
 	struct lm_pool *pool = port->tx->pool_data;
 	unsigned int taken = 0;
 
-	while (port->is_started && hand_over(port) && taken < count && port->done_count + MBUFS <= DONE) {
+	while (port->is_started && hand_over(port) && taken < count) {
 		unsigned int most = RTE_MIN(count - taken, (unsigned int)BURST), next = 0;
 		port->out_queue = port->steers ? packets[taken].queue % port->queues : 0;
 		/* A landing queue at the other end wants packets in their order. */
@@ -555,7 +579,8 @@ unsigned int lm_dpdk_send(struct lm_port *port, const struct lm_packet *packets,
 			if (packets[taken + next++].len <= LATE_LEN && cuts)
 				break;
 		port->out_first = port->out_end = 0;
-		if (rte_pktmbuf_alloc_bulk(port->tx, port->out, next))
+		if (port->done_count[0] + port->done_count[1] + MBUFS > DONE ||
+		    rte_pktmbuf_alloc_bulk(port->tx, port->out, next))
 			break;
 		for (unsigned int at = 0; at < next; at++, taken++) {
 			const struct lm_packet *packet = packets + taken;
@@ -563,25 +588,31 @@ unsigned int lm_dpdk_send(struct lm_port *port, const struct lm_packet *packets,
 			mbuf->data_len = mbuf->pkt_len = packet->len;
 			if (!port->is_aimed || packet->address == NONE) {
 				memcpy(rte_pktmbuf_mtod(mbuf, void *), packet->start, packet->len);
+				if (packet->address == NONE)
+					continue;
+				port->copied += packet->len;
+				port->done[packet->queue][port->done_count[packet->queue]++] = packet->address;
 				continue;
 			}
 			/* No byte before it is the driver's: that is a fragment's. */
 			unsigned int headroom = MUTANT(HEADROOM_SENT) ? RTE_PKTMBUF_HEADROOM : 0;
-			aim(pool, mbuf, packet->address, packet->queue, port->memory + (packet->start - port->base) - headroom);
+			aim(mbuf, packet->address, packet->queue, port->memory + (packet->start - port->base) - headroom);
+			pool->aimed[packet->queue]++;
 			mbuf->data_off = headroom;
 			mbuf->buf_len = headroom + packet->len;
 		}
 		port->out_end = next;
+		COUNT(SENT, next);
 	}
 	return taken;
 }
 
-/* What was sent, and is done with, since the last call; valid until the next call of anything here. */
-unsigned int lm_dpdk_done(struct lm_port *port, const struct lm_packet **done)
+/* What was sent on a queue, and is done with, since the last call; valid until the next call of anything here. */
+unsigned int lm_dpdk_done(struct lm_port *port, size_t queue, const unsigned long long **done)
 {
-	unsigned int count = port->done_count;
-	*done = port->done;
-	port->done_count = 0;
+	unsigned int count = port->done_count[queue];
+	*done = port->done[queue];
+	port->done_count[queue] = 0;
 	return count;
 }
 

@@ -26,6 +26,9 @@ struct RawPort {
     _opaque: [u8; 0],
 }
 
+/// Words, or null.
+type Text = Option<NonNull<c_char>>;
+
 /// Bytes of a packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +41,12 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Elsewhere.
-    const fn new(start: *const u8, len: usize) -> Packet {
+    pub(crate) const fn new(start: *const u8, len: usize, address: u64, queue: usize) -> Packet {
         Packet {
             start,
             len,
-            address: NONE,
-            queue: 0,
+            address,
+            queue,
         }
     }
 }
@@ -54,12 +56,12 @@ unsafe impl Send for Packet {}
 
 /// A device's address, its MTU, how many pairs of its queues are used, and what could not be done.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) mac: [u8; 6],
     pub(crate) mtu: c_ushort,
     pub(crate) queues: c_ushort,
-    fault: *const c_char,
+    fault: Text,
 }
 
 /// Packets that no program saw.
@@ -72,43 +74,48 @@ pub(crate) struct Counters {
     pub(crate) missed: c_ulonglong,
     /// Faults of the device, either way.
     pub(crate) errors: c_ulonglong,
-    /// Bytes that were copied to entries.
+    /// Bytes that were copied, beside those that the port copies.
     pub(crate) copied: c_ulonglong,
 }
 
 // SAFETY: as shim.c defines them.
 unsafe extern "C" {
     #[cfg(feature = "faults")]
+    safe static lm_dpdk_counts: [std::sync::atomic::AtomicU64; 4];
+    #[cfg(feature = "faults")]
     fn lm_dpdk_put_in(seed: c_ulonglong, rate: c_uint, mistake: c_uint);
     fn lm_dpdk_said(into: *mut u8) -> usize;
-    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> *const c_char;
-    fn lm_dpdk_open(
-        devargs: *const c_char,
-        queues: c_ushort,
-        steers: bool,
-        facts: *mut Facts,
-    ) -> *mut RawPort;
+    fn lm_dpdk_begin(count: c_int, arguments: *mut *mut c_char) -> Text;
+    fn lm_dpdk_open(device: *const c_char, queues: u16, steers: bool, facts: *mut Facts) -> *mut RawPort;
     fn lm_dpdk_aim(port: *mut RawPort, memory: *mut u8, base: *mut u8, len: usize) -> *mut u8;
-    fn lm_dpdk_start(port: *mut RawPort) -> *const c_char;
-    fn lm_dpdk_clear(port: *mut RawPort, queue: usize, lands: bool) -> *const c_char;
+    fn lm_dpdk_start(port: *mut RawPort) -> Text;
+    fn lm_dpdk_clear(port: *mut RawPort, queue: usize, lands: bool) -> Text;
     fn lm_dpdk_close(port: *mut RawPort) -> bool;
     fn lm_dpdk_post(port: *mut RawPort, queue: usize, entries: *const u64, count: c_uint);
     fn lm_dpdk_receive(port: *mut RawPort, packets: *mut Packet) -> c_uint;
     fn lm_dpdk_send(port: *mut RawPort, packets: *const Packet, count: c_uint) -> c_uint;
-    fn lm_dpdk_done(port: *mut RawPort, done: *mut *const Packet) -> c_uint;
+    fn lm_dpdk_done(port: *mut RawPort, queue: usize, done: *mut *const u64) -> c_uint;
     fn lm_dpdk_waits(port: *const RawPort) -> bool;
     fn lm_dpdk_is_up(port: *const RawPort) -> bool;
     fn lm_dpdk_counters(port: *const RawPort) -> Counters;
 }
 
-/// Puts faults of this seed in, in every port, `rate` of 1024 chances: packets that are lost, change places or come twice, bursts that are cut, and
-/// buffers that are refused. And a mistake, if it is not 0: what comes to the driver's own memory is copied with its headers (1), a device that was
-/// stopped is believed to have no buffers (2), a short packet has others of its burst behind it (3), what is sent has room before it that is the
-/// driver's (4).
+/// Puts faults of this seed in, in every port, `rate` of 1024 chances: packets that are lost, change places, come twice or in two segments, bursts
+/// that are cut, and buffers that are refused. And a mistake, if it is not 0: what comes to the driver's own memory is copied with its headers (1), a
+/// device that was stopped is believed to have no buffers (2), a short packet has others of its burst behind it (3), what is sent has room before it
+/// that is the driver's (4); or a driver's: a device that is closed keeps buffers (5).
 #[cfg(feature = "faults")]
 pub fn put_in(seed: u64, rate: u32, mistake: u32) {
     // SAFETY: three numbers, which are looked at by whatever thread has a port.
     unsafe { lm_dpdk_put_in(seed, rate, mistake) };
+}
+
+/// Packets of all ports: taken to be sent, lost and doubled by faults, and received.
+#[cfg(feature = "faults")]
+pub fn counts() -> [u64; 4] {
+    lm_dpdk_counts
+        .each_ref()
+        .map(|count| count.load(std::sync::atomic::Ordering::SeqCst))
 }
 
 /// What DPDK logged since this was asked last. It was begun.
@@ -151,18 +158,13 @@ unsafe impl Send for Link {}
 /// What could not be done, and what DPDK logged about it.
 pub(crate) type Fault = (&'static str, String);
 
-/// A literal of shim.c's, or null.
-fn fault(said_so: *const c_char) -> Result<(), Fault> {
-    match NonNull::new(said_so.cast_mut()) {
-        None => Ok(()),
-        // SAFETY: a literal with a zero at its end.
-        Some(text) => Err((
-            unsafe { CStr::from_ptr(text.as_ptr()) }
-                .to_str()
-                .unwrap_or_default(),
-            said(),
-        )),
-    }
+fn fault(text: Text) -> Result<(), Fault> {
+    let Some(text) = text else {
+        return Ok(());
+    };
+    // SAFETY: a literal of shim.c's, with a zero at its end.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    Err((text.to_str().unwrap_or_default(), said()))
 }
 
 impl Link {
@@ -170,18 +172,13 @@ impl Link {
     pub(crate) fn open(devargs: &CStr, queues: u16, steers: bool) -> Result<(Link, Facts), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         drop(said());
-        let mut facts = Facts {
-            mac: [0; 6],
-            mtu: 0,
-            queues: 0,
-            fault: std::ptr::null(),
-        };
+        let mut facts = Facts::default();
         // SAFETY: a live string, and facts to be written.
         let port = unsafe { lm_dpdk_open(devargs.as_ptr(), queues, steers, &mut facts) };
         fault(facts.fault)?;
         let link = Link {
             port: NonNull::new(port).ok_or_else(|| ("has no memory", said()))?,
-            burst: [Packet::new(std::ptr::null(), 0); QUEUES * BURST],
+            burst: [Packet::new(std::ptr::null(), 0, NONE, 0); QUEUES * BURST],
             count: 0,
             aimed: None,
         };
@@ -211,6 +208,8 @@ impl Link {
     /// Starts it: from now on packets come.
     pub(crate) fn start(&mut self) -> Result<(), Fault> {
         let _one = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        // That it was found was said with words, too.
+        drop(said());
         // SAFETY: an open port.
         fault(unsafe { lm_dpdk_start(self.port.as_ptr()) })
     }
@@ -233,15 +232,9 @@ impl Link {
     #[inline]
     pub(crate) unsafe fn post(&mut self, queue: usize, entries: &[u64]) {
         assert!(queue < QUEUES && self.aimed.is_some());
+        let (first, count) = (entries.as_ptr(), entries.len() as c_uint);
         // SAFETY: an open port, one of its queues, and a list of places that it may write, as the caller says.
-        unsafe {
-            lm_dpdk_post(
-                self.port.as_ptr(),
-                queue,
-                entries.as_ptr(),
-                entries.len() as c_uint,
-            )
-        };
+        unsafe { lm_dpdk_post(self.port.as_ptr(), queue, first, count) };
     }
 
     /// Takes what came; how many packets there are now.
@@ -280,16 +273,17 @@ impl Link {
     pub(crate) fn send_bytes(&mut self, packet: &[u8]) -> bool {
         assert!(packet.len() <= ROOM);
         // SAFETY: a live slice, of no more bytes.
-        let taken = unsafe { self.send(&[Packet::new(packet.as_ptr(), packet.len())]) };
+        let taken = unsafe { self.send(&[Packet::new(packet.as_ptr(), packet.len(), NONE, 0)]) };
         taken == 1
     }
 
-    /// Packets that an aimed device is done with, since this was asked.
+    /// Packets of a queue, where they lie, that the device is done with since this was asked.
     #[inline]
-    pub(crate) fn done(&mut self) -> &[Packet] {
+    pub(crate) fn done(&mut self, queue: usize) -> &[u64] {
+        assert!(queue < QUEUES);
         let mut done = std::ptr::null();
-        // SAFETY: an open port, and a pointer to be written.
-        let count = unsafe { lm_dpdk_done(self.port.as_ptr(), &mut done) } as usize;
+        // SAFETY: an open port, one of its queues, and a pointer to be written.
+        let count = unsafe { lm_dpdk_done(self.port.as_ptr(), queue, &mut done) } as usize;
         // SAFETY: as many lie there, in the port, until it is used again, which needs `&mut self`.
         unsafe { std::slice::from_raw_parts(done, count) }
     }

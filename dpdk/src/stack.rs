@@ -289,11 +289,7 @@ impl Stack {
                 "{ip} is the address of this port itself; name another host"
             ));
         }
-        let hop = if site.contains(&ip) {
-            Some(ip)
-        } else {
-            self.gateway
-        };
+        let hop = Some(ip).filter(|ip| site.contains(ip)).or(self.gateway);
         let hop = hop
             .ok_or_else(|| format!("{ip} is not on the network {site}; name the gateway (--dpdk-gateway)"))?;
         let neighbour = self.entry(hop);
@@ -333,11 +329,8 @@ impl Stack {
 
     fn take_datagram(&mut self, frame: &[u8], ip: &Ipv4HeaderSlice<'_>, udp: &UdpSlice<'_>) {
         let from = SocketAddrV4::new(ip.source_addr(), udp.source_port());
-        let payload = udp.payload();
-        match self
-            .inbox(udp.destination_port())
-            .map(|inbox| inbox.put(from, Some(payload)))
-        {
+        let inbox = self.inbox(udp.destination_port());
+        match inbox.map(|inbox| inbox.put(from, Some(udp.payload()))) {
             Some(true) => self.passed += 1,
             Some(false) => self.ignored.full += 1,
             None => {

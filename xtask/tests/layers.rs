@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use Part::*;
 
@@ -38,99 +39,30 @@ enum Part {
 }
 
 /// In which part a file or a folder of `dataplane/src` is.
-const PARTS: [(Part, &[&str]); 10] = [
-    (Face, &["config", "endpoint", "error", "idle"]),
-    (Open, &["open", "open_daemon", "opening", "over"]),
+const PARTS: [(Part, &str); 10] = [
+    (Face, "config endpoint error idle"),
+    (Open, "open open_daemon opening over"),
     (
         Engine,
-        &[
-            "aside",
-            "capture",
-            "control",
-            "counters",
-            "daemon_sessions",
-            "engine",
-            "footprint",
-            "foreign",
-            "granting",
-            "handlers",
-            "hearing",
-            "integrity",
-            "landing_channel",
-            "landing_memory",
-            "landing_side",
-            "link",
-            "looks",
-            "losses",
-            "notices",
-            "outgoing_sessions",
-            "packet_memory",
-            "packets",
-            "peer",
-            "polling",
-            "probe",
-            "requests",
-            "sending",
-            "small",
-            "stream",
-            "telling",
-            "timers",
-            "told",
-            "watching",
-        ],
+        "aside capture control counters daemon_sessions engine footprint foreign granting \
+         handlers hearing integrity landing_channel landing_memory landing_side link looks \
+         losses notices outgoing_sessions packet_memory packets peer polling probe requests \
+         sending small stream telling timers told watching",
     ),
-    (Send, &["eager", "outbound", "scheduler"]),
-    (Land, &["landing", "placing"]),
+    (Send, "eager outbound scheduler"),
+    (Land, "landing placing"),
     (
         Admission,
-        &[
-            "admission",
-            "applying",
-            "connect",
-            "daemon",
-            "entropy",
-            "introductions",
-            "own_node",
-            "stewarded",
-            "terms",
-        ],
+        "admission applying connect daemon entropy introductions own_node stewarded terms",
     ),
-    (Port, &["port"]),
-    (
-        Kernel,
-        &[
-            "kernel",
-            "napi",
-            "queue_poll",
-            "ring_queue",
-            "route",
-            "udp",
-            "xsk",
-        ],
-    ),
+    (Port, "port"),
+    (Kernel, "kernel napi queue_poll ring_queue route udp xsk"),
     (
         Memory,
-        &[
-            "arena",
-            "bounds",
-            "checksum",
-            "completion",
-            "fragment_digests",
-            "frames",
-            "incoming",
-            "memory",
-            "message",
-            "region",
-            "release",
-            "ring",
-            "ring_memory",
-            "sockopt",
-            "waker",
-            "words",
-            "writer",
-        ],
+        "arena bounds checksum completion fragment_digests frames incoming memory message \
+         region release ring ring_memory sockopt waker words writer",
     ),
-    (Beside, &["fuzzing", "lib", "mutants"]),
+    (Beside, "fuzzing lib mutants"),
 ];
 
 /// The parts that are other crates. What these never name, the compiler knows.
@@ -168,7 +100,9 @@ fn part_of(module: &str) -> Option<Part> {
     if module.starts_with(|first: char| first.is_ascii_uppercase()) {
         return Some(Face);
     }
-    let found = PARTS.iter().find(|(_, modules)| modules.contains(&module));
+    let found = PARTS
+        .iter()
+        .find(|(_, modules)| modules.split(' ').any(|name| name == module));
     found.map(|(part, _)| *part)
 }
 
@@ -226,8 +160,8 @@ fn files(root: &Path, folder: &Path, found: &mut BTreeSet<String>) {
 fn broken(source: &Path) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     files(source, source, &mut all);
-    for module in PARTS.iter().flat_map(|(_, modules)| *modules) {
-        let is_of_module = |file: &String| file.split(['/', '.']).next() == Some(*module);
+    for module in PARTS.iter().flat_map(|(_, modules)| modules.split(' ')) {
+        let is_of_module = |file: &String| file.split(['/', '.']).next() == Some(module);
         assert!(all.iter().any(is_of_module), "no file is of {module}");
     }
     let mut broken = BTreeSet::new();
@@ -271,4 +205,30 @@ fn what_code_names_is_found() {
                 use lm_cards::G;\nuse lm_ebpf::Log;\nmod tests {\nuse crate::m;\n}\n";
     let found: Vec<String> = named(&code(text)).into_iter().collect();
     assert_eq!(found, ["b", "e", "f", "i", "j", "lm_cards", "lm_ebpf"]);
+}
+
+/// Of another package nothing depends on whether DPDK is compiled, so that what AF_XDP costs is the same.
+#[test]
+fn dpdk_changes_no_other_package() {
+    let packages = |features: &str| -> BTreeSet<String> {
+        let line = "tree --locked --package lm-bench --edges normal,build --prefix none --format {p}|{f}";
+        let mut tree = Command::new(env!("CARGO"));
+        let listed = tree.args(line.split(' ')).arg(features).output().unwrap();
+        assert!(
+            listed.status.success(),
+            "{}",
+            String::from_utf8_lossy(&listed.stderr)
+        );
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let lines = listed
+            .lines()
+            .map(|line| line.trim_end_matches(" (*)").to_owned());
+        lines
+            .filter(|line| !["lm-bench ", "lm-dpdk "].iter().any(|own| line.starts_with(own)))
+            .collect()
+    };
+    let (without, with) = (packages("--features="), packages("--features=dpdk"));
+    let gone: Vec<_> = without.difference(&with).collect();
+    assert!(gone.is_empty() && with.len() > without.len(), "{gone:?}");
+    assert!(!without.iter().any(|line| line.starts_with("cc ")), "{without:?}");
 }

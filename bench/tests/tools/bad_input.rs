@@ -64,6 +64,10 @@ fn interfaces_that_cannot_be_used() {
         .expect_error("nothing0");
     bed.send_to_end(&["--interface", "nothing0", file])
         .expect_error("nothing0");
+    if cfg!(not(feature = "dpdk")) {
+        let refused = bed.recv_to_end(&["--dpdk", "net_null0"]);
+        refused.expect_error("--features dpdk");
+    }
 
     for (kind, name, arguments) in [
         ("vlan", "vlan7", "link lm0 type vlan id 7"),

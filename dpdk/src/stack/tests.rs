@@ -44,13 +44,14 @@ fn to_us() -> PacketBuilderStep<IpHeaders> {
     PacketBuilder::ethernet2(PEER_MAC, MAC).ipv4(PEER.octets(), US.octets(), 9)
 }
 
-fn datagram(ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+fn written(packet: PacketBuilderStep<UdpHeader>, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
-    to_us()
-        .udp(ports.0, ports.1)
-        .write_to_vec(&mut frame, payload)
-        .expect("a frame");
+    packet.write_to_vec(&mut frame, payload).expect("a frame");
     frame
+}
+
+fn datagram(ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+    written(to_us().udp(ports.0, ports.1), payload)
 }
 
 fn read(stack: &mut Stack, socket: Socket) -> Option<(SocketEvent, Vec<u8>)> {
@@ -90,12 +91,8 @@ fn neighbours_are_asked_for_believed_and_forgotten() {
     assert_eq!(stack.frame()[38..42], [10, 9, 0, 254]);
     stack.gateway = None;
     for nowhere in [far, US] {
-        assert!(
-            stack
-                .neighbour(nowhere, 70 * SECOND)
-                .unwrap_err()
-                .contains("; name ")
-        );
+        let why = stack.neighbour(nowhere, 70 * SECOND).unwrap_err();
+        assert!(why.contains("; name "), "{why}");
     }
 }
 
@@ -222,22 +219,15 @@ fn tags_and_parts_are_dropped_and_counted() {
     part[20] = 0x20;
     stack.take(&part, 0);
     assert_eq!(stack.ignored.fragment, 1);
-    let mut tagged = Vec::new();
     let frame = PacketBuilder::ethernet2(PEER_MAC, MAC).single_vlan(5.try_into().expect("a VLAN"));
     let frame = frame.ipv4(PEER.octets(), US.octets(), 9).udp(99, PORT);
-    frame.write_to_vec(&mut tagged, b"tagged").expect("a frame");
-    stack.take(&tagged, 0);
+    stack.take(&written(frame, b"tagged"), 0);
     assert_eq!((stack.ignored.foreign, stack.has_datagrams()), (1, false));
     // IP options are borne.
     let mut ip = Ipv4Header::new(0, 9, etherparse::IpNumber::UDP, PEER.octets(), US.octets()).expect("short");
     ip.options = [1, 1, 1, 0].into();
     let frame = PacketBuilder::ethernet2(PEER_MAC, MAC).ip(IpHeaders::Ipv4(ip, Default::default()));
-    let mut optional = Vec::new();
-    frame
-        .udp(99, PORT)
-        .write_to_vec(&mut optional, b"optional")
-        .expect("a frame");
-    stack.take(&optional, 0);
+    stack.take(&written(frame.udp(99, PORT), b"optional"), 0);
     assert!(read(&mut stack, Socket::Data).is_some_and(|(_, bytes)| bytes == b"optional"));
 }
 

@@ -3,17 +3,16 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use lm_dataplane::{
-    ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig, MemoryConfig, OpenError, ReceiveConfig,
-    RecvError,
-};
-use lm_dpdk::{DpdkConfig, DpdkNic, put_in};
+use lm_dataplane::{ConnectOptions, Counters, Delivery, Endpoint, EndpointConfig};
+use lm_dataplane::{MemoryConfig, ModeRequest, OpenError, ReceiveConfig, RecvError};
+use lm_dpdk::{DpdkConfig, DpdkNic, counts, put_in};
 use lm_protocol::session::Permit;
 
 const PORT: u16 = 7168;
@@ -26,18 +25,18 @@ const ORDINARY: u32 = 65534;
 /// One pair at a time: each end keeps a core busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 type Opened = Result<Endpoint<DpdkNic>, OpenError>;
 
 /// A socket in a folder of its own.
 pub(crate) struct Wire {
     pub(crate) folder: PathBuf,
-    number: u32,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Wire {
     pub(crate) fn new() -> Wire {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setgroups(&[]).expect("root may");
@@ -52,44 +51,50 @@ impl Wire {
         made.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         Wire {
             folder,
-            number,
             _alone: alone,
         }
     }
 
     /// Both ends; `arguments` are of the second, which is aimed where there are two queues.
     pub(crate) fn ends(&self, queues: u32, arguments: &str) -> [Endpoint<DpdkNic>; 2] {
-        let ends = self.try_ends(0, queues, arguments);
+        let ends = self.try_ends(queues, arguments, ModeRequest::Auto);
         ends.map(|end| end.unwrap_or_else(|error| panic!("{error}")))
     }
 
-    pub(crate) fn try_ends(&self, pair: u32, queues: u32, arguments: &str) -> [Opened; 2] {
-        let (number, socket) = (
-            1000 * pair + self.number,
-            self.folder.join(format!("{pair}.sock")),
-        );
-        let [listens, connects] = ["net_vhost", "net_virtio_user"].map(|driver| format!("{driver}{number}"));
+    /// The second in that mode.
+    pub(crate) fn try_ends(&self, queues: u32, arguments: &str, mode: ModeRequest) -> [Opened; 2] {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let socket = self.folder.join(format!("{number}.sock"));
         let socket = socket.display();
-        [
-            open(format!("{listens},iface={socket},queues={queues}"), A),
-            open(format!("{connects},path={socket},queues={queues},{arguments}"), B),
-        ]
+        let listens = format!("net_vhost{number},iface={socket},queues={queues}");
+        let connects = format!("net_virtio_user{number},path={socket},queues={queues},{arguments}");
+        [open(listens, A, ModeRequest::Auto), open(connects, B, mode)]
     }
+}
+
+/// Runs the test of this name in a process of its own. `true`: this is that process.
+pub(crate) fn alone(test: &str) -> bool {
+    if std::env::var_os("LM_ALONE").is_none() {
+        let program = std::env::current_exe().expect("a program");
+        let ran = Command::new(program)
+            .args(["--exact", test])
+            .env("LM_ALONE", "")
+            .output();
+        let ran = ran.expect("it starts");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+        return false;
+    }
+    true
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
         // Before another test has its turn.
         put_in(0, 0, 0);
-        let left: Vec<_> = std::fs::read_dir(&self.folder)
-            .expect("it is there")
-            .flatten()
-            .collect();
+        let left: Vec<_> = (std::fs::read_dir(&self.folder).expect("it is there").flatten()).collect();
         let _ = std::fs::remove_dir_all(&self.folder);
-        assert!(
-            std::thread::panicking() || left.is_empty(),
-            "closed ports leave nothing: {left:?}"
-        );
+        let is_clean = std::thread::panicking() || left.is_empty();
+        assert!(is_clean, "closed ports leave nothing: {left:?}");
     }
 }
 
@@ -109,7 +114,7 @@ fn config() -> EndpointConfig {
     }
 }
 
-fn open(device: String, address: Ipv4Addr) -> Opened {
+fn open(device: String, address: Ipv4Addr, mode: ModeRequest) -> Opened {
     let dpdk = DpdkConfig {
         device,
         address: Ipv4Net::new_assert(address, 24),
@@ -119,7 +124,9 @@ fn open(device: String, address: Ipv4Addr) -> Opened {
         max_message_len: config().receive.max_message_len,
         lease: Duration::from_secs(5),
     };
-    lm_dpdk::open(&dpdk, &config(), Box::new(permit))
+    let mut config = config();
+    config.link.mode = mode;
+    lm_dpdk::open(&dpdk, &config, Box::new(permit))
 }
 
 /// Byte `at` of message `tag`.
@@ -128,8 +135,16 @@ fn byte(tag: u64, at: usize) -> u8 {
     (mixed >> 56) as u8
 }
 
+/// Does a step until it is done.
+pub(crate) fn until<E: std::fmt::Debug>(patience: Duration, mut step: impl FnMut() -> Result<(), E>) {
+    let deadline = Instant::now() + patience;
+    while let Err(why) = step() {
+        assert!(Instant::now() < deadline, "{why:?}");
+    }
+}
+
 /// Sends messages of these lengths from one end to the other in a session, up to four under way, and ends it within another message; all bytes are
-/// compared. What both counted.
+/// compared, and packets are counted where nothing is under way before these messages and behind them. What both ends counted.
 pub(crate) fn carry(
     ends: &mut [Endpoint<DpdkNic>; 2],
     to: Ipv4Addr,
@@ -146,6 +161,9 @@ pub(crate) fn carry(
         ..ConnectOptions::default()
     };
     let (alive, sender) = mpsc::channel::<()>();
+    // Looks of the receiver's that found nothing.
+    let looks = &AtomicU32::new(0);
+    let done = |is_done: bool| is_done.then_some(()).ok_or("the other end does nothing");
     std::thread::scope(|scope| {
         // Gone however this side ends.
         let _alive = alive;
@@ -153,8 +171,10 @@ pub(crate) fn carry(
             let mut missing: Vec<_> = (0..).zip(lens).collect();
             while !missing.is_empty() {
                 let came = loop {
-                    match receiver.recv(Some(Duration::from_millis(100))) {
-                        Err(RecvError::TimedOut) if sender.try_recv() == Err(TryRecvError::Empty) => {}
+                    match receiver.recv(Some(Duration::from_millis(1))) {
+                        Err(RecvError::TimedOut) if sender.try_recv() == Err(TryRecvError::Empty) => {
+                            looks.fetch_add(1, Ordering::SeqCst);
+                        }
                         came => break came,
                     }
                 };
@@ -166,51 +186,66 @@ pub(crate) fn carry(
                 missing.swap_remove(at.unwrap_or_else(|| panic!("{tag} of {len} bytes, not {missing:?}")));
             }
             let counters = receiver.counters();
-            let deadline = Instant::now() + patience;
-            while receiver.counters().sessions_ended == counters.sessions_ended {
-                assert!(
-                    Instant::now() < deadline,
-                    "the session does not end: {counters:?}"
-                );
+            until(patience, || {
                 // Of the last message something may have come.
                 let _ = receiver.try_recv();
                 receiver.wait(Duration::from_millis(1));
-            }
+                looks.fetch_add(1, Ordering::SeqCst);
+                done(receiver.counters().sessions_ended > counters.sessions_ended)
+            });
             counters
         });
         let peer = from.connect(SocketAddrV4::new(to, PORT), &options);
         let peer = peer.unwrap_or_else(|error| panic!("{error}"));
+        // How many more packets came than were sent and not lost, when both ends find nothing.
+        let quiet = |from: &mut Endpoint<DpdkNic>| {
+            let mut packets = [0; 4];
+            until(patience, || {
+                let look = looks.load(Ordering::SeqCst);
+                let before = std::mem::replace(&mut packets, counts());
+                until(patience, || {
+                    from.poll();
+                    done(looks.load(Ordering::SeqCst) > look + 1)
+                });
+                done(before == packets)
+            });
+            let [sent, lost, doubled, came] = packets.map(|count| count as i64);
+            came - (sent - lost + doubled)
+        };
+        let before = quiet(from);
         let failed = from.counters().messages_failed;
-        let deadline = Instant::now() + patience;
         let send = |from: &mut Endpoint<DpdkNic>, tag, len| {
             let payload: Vec<u8> = (0..len).map(|at| byte(tag, at)).collect();
-            while let Err(error) = from.try_send_copy(peer, &payload, tag) {
-                assert!(Instant::now() < deadline, "{tag}: {error}");
+            until(patience, || {
                 from.poll();
-            }
+                from.try_send_copy(peer, &payload, tag).map(drop)
+            });
         };
         for (tag, &len) in (0..).zip(lens) {
             send(from, tag, len);
         }
-        while let Err(error) = from.flush(Duration::from_millis(100)) {
-            assert!(!receiving.is_finished() && Instant::now() < deadline, "{error}");
-        }
+        until(patience, || {
+            assert!(!receiving.is_finished(), "the receiver ended");
+            from.flush(Duration::from_millis(100))
+        });
+        assert_eq!(quiet(from), before, "{:?}", counts());
         let counters = from.counters();
         assert_eq!(counters.messages_failed, failed, "{counters:?}");
         send(from, 99, 4 << 20);
-        while from.counters().data_packets_sent == counters.data_packets_sent {
-            assert!(Instant::now() < deadline, "nothing leaves: {counters:?}");
+        until(patience, || {
             from.poll();
-        }
+            done(from.counters().data_packets_sent > counters.data_packets_sent)
+        });
         from.peer(peer).end_session();
-        while !receiving.is_finished() {
-            assert!(Instant::now() < deadline, "the receiver does not end");
+        until(patience, || {
             from.poll();
             from.wait(Duration::from_millis(1));
-        }
-        let received = receiving
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        [counters, received]
+            done(receiving.is_finished())
+        });
+        let received = receiving.join();
+        [
+            counters,
+            received.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        ]
     })
 }
