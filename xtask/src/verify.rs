@@ -107,7 +107,7 @@ fn run_step((name, remedy, step): Step) -> Ran {
     }
     let seconds = format!("{:.1}", started.elapsed().as_secs_f64());
     let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-    let to_do = result.is_err().then(|| format!("{name} ({remedy})"));
+    let to_do = result.err().map(|error| format!("{name}: {error:#} ({remedy})"));
     ([name.to_owned(), seconds, verdict.to_owned()], to_do)
 }
 

@@ -84,7 +84,7 @@ fn compare_measures_everybody_in_turns() {
     let (report, text) = measure(
         &bed,
         &format!(
-            "compare {RECEIVER} --rounds 2 --sizes 7168 --seconds 0.1 --warm-up 0.02 --count 50 --setting by=test"
+            "compare {RECEIVER} --rounds 2 --sizes 7168 --seconds 0.5 --warm-up 0.02 --count 50 --setting by=test"
         ),
     );
     for row in &report.rows {

@@ -42,10 +42,11 @@ fn lent_memory_is_locked_until_its_last_packet_is_completed() {
                 .send_buffer(buffer, *len, options(0, 0))
                 .expect("connected");
             while buffers[place].is_none() {
-                let all_are_put = bed.sockets[0].statistics().sent as usize > number;
                 bed.round();
+                // What is due leaves first, and a device that is quick has sent it before the round ends.
+                let all_are_put = bed.sockets[0].statistics().sent as usize > number;
                 while let Some((mut buffer, outcome)) = bed.sockets[0].unlocked() {
-                    assert!(all_are_put, "seed {seed}: put in this round, and unlocked in it");
+                    assert!(all_are_put, "seed {seed}: unlocked before its last packet was put");
                     assert_eq!((outcome, buffer.len()), (SendOutcome::Left, most), "seed {seed}");
                     assert_eq!(buffer.as_mut_ptr(), places[place], "seed {seed}");
                     assert!(buffer[..*len] == message(number), "seed {seed}");
