@@ -46,7 +46,10 @@ fn lent_memory_is_locked_until_its_last_packet_is_completed() {
                 // What is due leaves first, and a device that is quick has sent it before the round ends.
                 let all_are_put = bed.sockets[0].statistics().sent as usize > number;
                 while let Some((mut buffer, outcome)) = bed.sockets[0].unlocked() {
-                    assert!(all_are_put, "seed {seed}: unlocked before its last packet was put");
+                    assert!(
+                        all_are_put,
+                        "seed {seed}: unlocked before its last packet was put"
+                    );
                     assert_eq!((outcome, buffer.len()), (SendOutcome::Left, most), "seed {seed}");
                     assert_eq!(buffer.as_mut_ptr(), places[place], "seed {seed}");
                     assert!(buffer[..*len] == message(number), "seed {seed}");
