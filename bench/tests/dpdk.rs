@@ -61,7 +61,7 @@ impl Place {
         Tool::start(command)
     }
 
-    /// Of so many files.
+    /// A receiver of `count` files.
     fn recv(&self, count: &str) -> Tool {
         let output = self.path("received");
         let arguments = ["--output", &output, "--count", count, "--stats", "0.05"];

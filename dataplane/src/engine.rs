@@ -157,7 +157,7 @@ impl<P: Port> Engine<P> {
     }
 
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
-    /// application's answer, or that of whoever has it from a handler.
+    /// application's answer, or for that to a handler's packet.
     fn answers_first(&mut self, now_ns: u64) -> bool {
         let took = std::mem::take(&mut self.small.handlers.took);
         (self.told.has_message() && self.small.stream.hurries(now_ns))
@@ -263,7 +263,7 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Takes fragments, so many at most, checks what I3 asks for, and makes messages of what is whole.
+    /// Takes `most` fragments at most, checks what I3 asks for, and makes messages of what is whole.
     fn receive_fragments(&mut self, most: u32, now_ns: u64) -> usize {
         let Some(landing) = &mut self.landing else {
             return 0;

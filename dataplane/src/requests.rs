@@ -431,7 +431,7 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Has a flow's packets go to a peer, whose answers come where packets are looked for in each round.
+    /// Has a flow's packets go to a peer, and the peer's come to the queue that each round looks at.
     pub(crate) fn aim_flow(&mut self, id: FlowId, to: PeerId) -> Result<(), FlowError> {
         let peer = self.peers.named(to).ok_or(FlowError::UnknownPeer)?;
         let data = peer.data;
