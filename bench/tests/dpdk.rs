@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content};
+use bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
 use rustix::process::Signal;
 
 const LEN: usize = 20 << 20;
@@ -72,6 +72,12 @@ impl Place {
         let sent = self.path("sent");
         let common = ["--to", "10.9.0.1", &sent];
         self.tool(SEND, 1, &[&common, arguments].concat())
+    }
+
+    /// The socket that a receiver listens on, and one for each sender that it has accepted.
+    fn sockets(&self) -> usize {
+        let all = std::fs::read_to_string("/proc/net/unix").expect("procfs");
+        all.matches(&self.path("lm.sock")).count()
     }
 
     fn expect_received(&self, name: &str) {
@@ -137,7 +143,7 @@ fn receivers_that_are_killed_leave_a_file_that_is_named() {
         receiver.wait_for_line("listening on net_vhost0");
         let sender = (stage > 0).then(|| place.send(&[&RATE[..], &["--patience", "1"]].concat()));
         match stage {
-            1 => std::thread::sleep(Duration::from_millis(800)),
+            1 => wait_until("a sender connects", || place.sockets() == 2),
             2 => receiver.wait_for_line("landed 1"),
             3 => receiver.wait_for_line("transfer-000001"),
             _ => {}
