@@ -72,9 +72,10 @@ impl Wire {
     }
 }
 
-/// Runs the test of this name in a process of its own. `true`: this is that process.
+/// Runs the test of this name in a process of its own. `true`: this is that process. Another test counts this one's allocations, and waits.
 pub(crate) fn alone(test: &str) -> bool {
     if std::env::var_os("LM_ALONE").is_none() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let program = std::env::current_exe().expect("a program");
         let ran = Command::new(program)
             .args(["--exact", test])
